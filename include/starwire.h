@@ -256,6 +256,9 @@ typedef uint32_t sw_place;
 // Metadata and payload of an incoming call. Free with sw_body_free.
 typedef struct sw_body sw_body;
 
+// A flush that is being written. Valid during sw_star_handlers.changes.
+typedef struct sw_changes sw_changes;
+
 // An engine's handle to a peer. It reconnects by itself; calls made while there is no connection wait or fail, as
 // requested.
 typedef struct sw_channel sw_channel;
@@ -292,6 +295,9 @@ typedef struct sw_star_plan sw_star_plan;
 
 // Values that earlier calls of a step kept. Valid during `run`.
 typedef struct sw_star_slots sw_star_slots;
+
+// What a server has restored. Valid during sw_star_handlers.restore.
+typedef struct sw_state sw_state;
 
 // Same numbers as tensorflow::error::Code; 0 is OK.
 typedef int32_t sw_code;
@@ -480,6 +486,12 @@ typedef struct sw_star_handlers {
   void *(*run)(void *ctx, const struct sw_star_request *request);
   // The run's result is no longer needed. It still ends with sw_engine_star_done.
   void (*cancel)(void *ctx, void *run);
+  // If the server has a state: makes its variables, and gives the devices its incarnations. Before everything else.
+  sw_code (*restore)(void *ctx, const struct sw_state *state, struct sw_star_failure *failure);
+  // Adds what has changed since the last time. Not 0, `early`: plans still run; only what takes long is worth it.
+  void (*changes)(void *ctx, struct sw_changes *changes, uint32_t early);
+  // What `changes` added was not written: everything counts as changed.
+  void (*changes_were_lost)(void *ctx);
   // Of this server's devices.
   const uint64_t *incarnations;
   size_t n_incarnations;
@@ -810,6 +822,16 @@ typedef struct sw_star_reply_head {
   size_t table;
 } sw_star_reply_head;
 
+typedef struct sw_state_variable {
+  uint32_t id;
+  // How to create it.
+  struct sw_bytes definition;
+  const uint64_t *dims;
+  size_t n_dims;
+  uint64_t rows;
+  uint64_t row_bytes;
+} sw_state_variable;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1059,6 +1081,10 @@ uint64_t sw_star_worthwhile_bytes(uint64_t bytes_per_s, uint64_t round_trip_ns);
 // valid values.
 sw_code sw_star_split_bytes(uint64_t *bytes, struct sw_error **error);
 
+// Stores for how many seconds a star call waits for a server that is down (STARWIRE_RECOVER_S). An error names the
+// variable and its valid values.
+sw_code sw_star_recover_s(uint64_t *seconds, struct sw_error **error);
+
 // The order of reads and updates of one variable that no edge orders, as TensorFlow would most likely run them. Add it
 // to the graph before sw_star_plan_new.
 sw_code sw_star_orders_new(const struct sw_plan_graph *graph, struct sw_star_orders **out, struct sw_error **error);
@@ -1143,6 +1169,28 @@ sw_code sw_star_end_head_write(int64_t step_id,
                                uint8_t *out,
                                size_t *len,
                                struct sw_error **error);
+
+// The incarnations that the server's devices had.
+const uint64_t *sw_state_incarnations(const struct sw_state *state, size_t *n);
+
+// Stores the variable number `at`. 0: there is none.
+uint32_t sw_state_variable_at(const struct sw_state *state, size_t at, struct sw_state_variable *out);
+
+// Reads all rows of a variable into `content`.
+//
+// # Safety
+// `content` has `len` writable bytes.
+sw_code sw_state_read(const struct sw_state *state, uint32_t id, void *content, size_t len, struct sw_error **error);
+
+// A variable that the state does not have yet, or not with this type and shape. Returns its id; `variable.id` is not
+// used. All of its rows must follow.
+uint32_t sw_changes_variable(struct sw_changes *changes, const struct sw_state_variable *variable);
+
+// Whole rows, from row `first` on.
+void sw_changes_rows(struct sw_changes *changes, uint32_t id, uint64_t first, struct sw_bytes content);
+
+// The variable does not exist any more.
+void sw_changes_gone(struct sw_changes *changes, uint32_t id);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -55,16 +55,17 @@ fn dependencies(manifest: &str) -> Vec<String> {
 }
 
 /// Which crate may know which: each only those that stand above it here.
-const CRATES: [(&str, &[&str]); 9] = [
+const CRATES: [(&str, &[&str]); 10] = [
     ("crates/marks", &[]),
     ("crates/executor", &["marks"]),
     ("crates/net", &[]),
     ("crates/planner", &["marks"]),
     ("crates/protocol", &["marks"]),
-    ("crates/engine", &["marks", "net", "planner", "protocol"]),
+    ("crates/state", &[]),
+    ("crates/engine", &["marks", "net", "planner", "protocol", "state"]),
     ("crates/starctl", &["engine", "net", "planner", "protocol"]),
     ("benches/swarm", &["net", "protocol"]),
-    (".", &["engine", "executor", "net", "planner", "protocol"]),
+    (".", &["engine", "executor", "net", "planner", "protocol", "state"]),
 ];
 
 #[test]
@@ -126,12 +127,13 @@ fn knots(modules: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<&str>> {
 }
 
 /// Modules that still import each other in a circle, by crate. These numbers may only become smaller.
-const KNOTS: [(&str, usize); 6] = [
+const KNOTS: [(&str, usize); 7] = [
     ("crates/engine", 0),
     ("crates/executor", 0),
     ("crates/net", 0),
     ("crates/planner", 0),
     ("crates/protocol", 0),
+    ("crates/state", 0),
     ("crates/starctl", 0),
 ];
 
@@ -262,7 +264,13 @@ fn exempt() -> Vec<String> {
 
 #[test]
 fn unsafe_code_is_confined_to_documented_places() {
-    for library in ["src/lib.rs", "crates/engine/src/lib.rs", "crates/net/src/lib.rs", "crates/executor/src/lib.rs"] {
+    for library in [
+        "src/lib.rs",
+        "crates/engine/src/lib.rs",
+        "crates/net/src/lib.rs",
+        "crates/executor/src/lib.rs",
+        "crates/state/src/lib.rs",
+    ] {
         assert!(read(library).contains("#![deny(unsafe_code)]"), "{library}");
     }
     let forbidden = ["crates/protocol/src/lib.rs", "crates/planner/src/lib.rs", "crates/starctl/src/main.rs"];

@@ -5,9 +5,11 @@ import json
 import os
 import pathlib
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 
 import node
@@ -135,6 +137,9 @@ class Cluster:
         for job, index in tasks:
             addresses.setdefault(job, []).append(network.host(job, index).address())
         env = {**case.env, **column.env}  # the column takes precedence
+        self.state = tempfile.mkdtemp(prefix="starwire-state-") if column.state else None
+        if self.state:
+            env["STARWIRE_STATE"] = self.state
         self.processes, self.workers = [], []
         try:
             for job, index in tasks:
@@ -185,3 +190,5 @@ class Cluster:
         # Killed, not shut down: the tests cover shutdown.
         for process in self.processes:
             process.kill()
+        if self.state:
+            shutil.rmtree(self.state, ignore_errors=True)

@@ -17,6 +17,8 @@ class Column:
     options: dict = dataclasses.field(default_factory=dict)
     # With TLS on every connection.
     tls: bool = False
+    # Parameter servers keep their state in files.
+    state: bool = False
 
 
 # Names known to `--protocols`. Any other name is a protocol without switches.
@@ -35,6 +37,7 @@ KNOWN = {
     "star_server:tcp": Column("star_server:tcp", "star_server", {"STARWIRE_UNIX": "off"}),
     "star_server:tls": Column("star_server:tls", "star_server", tls=True),
     "star_server:stock-updates": Column("star_server:stock-updates", "star_server", {"STARWIRE_ROW_UPDATES": "false"}),
+    "star_server:state": Column("star_server:state", "star_server", state=True),
     "star_server:polling": Column("star_server:polling", "star_server", {"WORKER_ENABLE_POLLING": "true", "PS_ENABLE_POLLING": "true"}),
     "star_server:ps-polling": Column("star_server:ps-polling", "star_server", {"PS_ENABLE_POLLING": "true"}),
     "star_server:pipeline": Column("star_server:pipeline", "star_server", options={"pipeline": 1}),

@@ -59,6 +59,15 @@ const OpDef* Registered(const std::string& name) {
   return tensorflow::OpRegistry::Global()->LookUpOpDef(name, &op).ok() ? op : nullptr;
 }
 
+// FILE:LINE of an added operation.
+std::string PlaceOf(const std::string& name) {
+  sw_bytes place = {};
+  for (size_t at = 0;; ++at) {
+    const std::string added = AsString(sw_op_added(at, &place));
+    if (added == name || added.empty()) return AsString(place);
+  }
+}
+
 // Whether an added operation is as TensorFlow's registry has it. One that is not counts as unknown.
 bool IsConfirmed(const std::string& name, uint32_t known) {
   const OpDef* op = Registered(name);
@@ -70,7 +79,8 @@ bool IsConfirmed(const std::string& name, uint32_t known) {
   if (found != confirmed->end()) return found->second;
   const std::string contradiction = ContradictionOf(*op, known);
   if (!contradiction.empty()) {
-    LOG(ERROR) << "starwire: STARWIRE_OPS: " << name << " counts as unknown: " << contradiction;
+    LOG(ERROR) << "starwire: STARWIRE_OPS: " << PlaceOf(name) << ": " << name
+               << " counts as unknown: " << contradiction;
   }
   return (*confirmed)[name] = contradiction.empty();
 }

@@ -5,13 +5,17 @@
 #include "cc/base/completion_batch.h"
 #include "cc/base/guard.h"
 #include "cc/base/methods.h"
+#include "cc/base/recovery.h"
 #include "cc/base/status_codec.h"
+#include "cc/worker/session_recovery.h"
 
 namespace starwire {
 namespace {
 
 // A server that evicts a plan between its registration and the call is short of memory, or worse.
 constexpr int kMaxRegistrations = 8;
+// A server that forgets a session so often is restarted again and again.
+constexpr int kMaxSessions = 10;
 // A connection that is lost so often is of no use.
 constexpr uint32_t kMaxAttempts = 10;
 // A server that does not answer by then is down, as far as the call is concerned.
@@ -136,9 +140,11 @@ void StarClient::Send(uint32_t method, const std::vector<uint8_t>& meta, const s
     has_id_ = false;
   }
   Ref();
-  const uint32_t deadline_ms = attempt_ == 0 ? 0 : kReconnectMs;
-  const uint64_t id = sw_channel_call(channel->handle(), method, BytesOf(meta), payload, deadline_ms,
-                                      SW_CALL_DEADLINE_TO_CONNECT, vtable, this);
+  const bool waits = RecoverMs() != 0 && number_ != 0;
+  const uint32_t deadline_ms = waits ? RecoverMs() : attempt_ == 0 ? 0 : kReconnectMs;
+  const uint32_t flags = SW_CALL_DEADLINE_TO_CONNECT | (waits ? SW_CALL_WAIT_FOR_READY : 0);
+  const uint64_t id =
+      sw_channel_call(channel->handle(), method, BytesOf(meta), payload, deadline_ms, flags, vtable, this);
   bool cancel;
   {
     std::lock_guard<std::mutex> lock(mu_);
@@ -176,7 +182,10 @@ Status StarClient::Take(sw_bytes meta, size_t n, const uint64_t* lens, void** bu
 Status StarClient::Outcome(const sw_result& result) const {
   // That there is no new connection says less than how the last one was lost.
   const bool unreached = result.from_peer == 0 && (result.code == kUnavailable || result.code == kDeadlineExceeded);
-  return unreached && !lost_.ok() ? lost_ : StatusFromResult(result, callee_->task);
+  if (unreached && !lost_.ok()) return lost_;
+  const Status status = StatusFromResult(result, callee_->task);
+  // Sessions recover from it, but not from a deadline.
+  return unreached ? MakeStatus(kUnavailable, StatusMessage(status)) : status;
 }
 
 sw_code StarClient::OnAlloc(void* op, sw_bytes meta, size_t n, const uint64_t* lens, void** bufs) {
@@ -212,7 +221,7 @@ void StarClient::OnRegistered(void* op, const sw_result* result) {
       client->Repeat(status);
     } else if (status.ok()) {
       client->Call();
-    } else {
+    } else if (!client->CreateSession(status)) {
       client->Finish(status);
     }
   });
@@ -224,13 +233,25 @@ void StarClient::DoneThrew(const Status& thrown, void* op, const sw_result*) {
 
 void StarClient::Arrived(const Status& status, bool unknown) {
   if (!unknown) {
-    Finish(status);
+    if (!CreateSession(status)) Finish(status);
   } else if (++registrations_ > kMaxRegistrations) {
     Finish(MakeStatus(kAborted, "the server evicted the plan " + std::to_string(kMaxRegistrations) +
                                     " times after it was registered"));
   } else {
     Register();
   }
+}
+
+bool StarClient::CreateSession(const Status& status) {
+  if (RecoverMs() == 0 || !IsSessionForgotten(status) || ++sessions_ > kMaxSessions) return false;
+  CreateSessionAgain(callee_->task, where_.session, where_.channel, status, [this](const Status& created) {
+    if (created.ok()) {
+      Call();
+    } else {
+      Finish(created);
+    }
+  });
+  return true;
 }
 
 void StarClient::Repeat(const Status& lost) {

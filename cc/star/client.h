@@ -102,6 +102,8 @@ class StarClient : public tensorflow::core::RefCounted {
   void Arrived(const Status& status, bool unknown);
   // The connection was lost.
   void Repeat(const Status& lost);
+  // The server was restarted, has its variables back, and does not know the session. False: that is not so.
+  bool CreateSession(const Status& status);
   void Finish(const Status& status);
   Status Take(sw_bytes meta, size_t n, const uint64_t* lens, void** bufs);
 
@@ -116,6 +118,7 @@ class StarClient : public tensorflow::core::RefCounted {
   bool taken_ = false;  // OnAlloc was called: not so for a reply without payload
   Status refused_;      // its result
   int registrations_ = 0;
+  int sessions_ = 0;  // how often the session was created again
   uint32_t lane_ = 0;
   uint64_t number_ = 0;   // 0: no lane
   uint32_t attempt_ = 0;  // how often the call was sent again

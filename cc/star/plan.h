@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cc/base/background_queue.h"
 #include "cc/base/compat.h"
 #include "cc/executor/session_subgraph.h"
 #include "cc/star/feed_sizes.h"
 #include "cc/star/object.h"
+#include "cc/star/state.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
 #include "tensorflow/core/framework/graph.pb.h"
 
@@ -52,6 +55,10 @@ class StarPlan : public StarObject {
   // A second run may change something: some kernel may do more than compute its outputs.
   bool has_effects() const { return has_effects_; }
 
+  // What a run may change of the server's state.
+  const std::vector<StateUpdate>& updates() const { return updates_; }
+  void SetUpdates(std::vector<StateUpdate> updates) { updates_ = std::move(updates); }
+
   // The sizes of the feeds of runs that were short.
   FeedSizes* short_runs() { return &short_runs_; }
 
@@ -68,6 +75,7 @@ class StarPlan : public StarObject {
   bool may_wait_ = true;
   bool ends_alone_ = false;
   bool has_effects_ = false;
+  std::vector<StateUpdate> updates_;
   FeedSizes short_runs_;
   bool needs_container_ = false;
   bool needs_rendezvous_ = false;

@@ -220,12 +220,19 @@ void StarRun::Go() {
     collector_.emplace(&stats_);
     args.stats_collector = &*collector_;
   }
+  for (const StateUpdate& update : plan_->updates()) {
+    const auto feed = static_cast<size_t>(update.feed);
+    changed_ids_.push_back(feed < feeds.size() ? feeds[feed] : tensorflow::Tensor());
+  }
   begun_ = BeginActivity();
   plan_->subgraph().Run(this);
 }
 
 void StarRun::OnDone(const Status& status) {
   EndActivity(begun_, [] { return std::string("StarRun"); });
+  // Before the result, after which the state may be written.
+  if (!changed_ids_.empty()) service_->state_.Changed(plan_->updates(), changed_ids_);
+  changed_ids_.clear();
   const Status outcome = Guard(
       "answering a star call", [&] { return status.ok() ? Answer() : status; },
       [](const Status& thrown) { return thrown; });

@@ -74,7 +74,8 @@ class StarRun : public Step, public StarObject {
   bool has_values_ = false;
   bool has_feeds_ = false;
   FeedSize size_;
-  std::vector<StarValue> values_;  // of the cargo
+  std::vector<StarValue> values_;                // of the cargo
+  std::vector<tensorflow::Tensor> changed_ids_;  // of the plan's updates
   // What the slots hold, in their order; null: the slot is empty.
   std::vector<uint32_t> slots_;
   std::vector<StarObjectPtr<KeptValue>> kept_;

@@ -35,9 +35,13 @@ sw_code CompileThrew(const Status& thrown, void*, sw_bytes, sw_bytes, sw_star_co
   return Refuse(thrown, false, failure);
 }
 
+sw_code RestoreThrew(const Status& thrown, void*, const sw_state*, sw_star_failure* failure) {
+  return Refuse(thrown, false, failure);
+}
+
 }  // namespace
 
-StarService::StarService(tensorflow::WorkerEnv* env) : env_(env) {
+StarService::StarService(tensorflow::WorkerEnv* env) : env_(env), state_(env) {
   for (tensorflow::Device* device : env_->device_mgr->ListDevices()) {
     incarnations_.push_back(device->attributes().incarnation());
   }
@@ -55,6 +59,9 @@ sw_star_handlers StarService::Handlers() const {
   handlers.compile = Guarded<&StarService::Compile, &CompileThrew>;
   handlers.run = Guarded<&StarService::Run, &StarService::RunThrew>;
   handlers.cancel = Guarded<&StarService::Cancel>;
+  handlers.restore = Guarded<&StarService::Restore, &RestoreThrew>;
+  handlers.changes = Guarded<&StarService::Changes>;
+  handlers.changes_were_lost = Guarded<&StarService::ChangesWereLost>;
   handlers.incarnations = incarnations_.data();
   handlers.n_incarnations = incarnations_.size();
   return handlers;
@@ -75,6 +82,23 @@ void StarService::SessionClosed(const std::string& handle) {
 void StarService::AllCleanedUp() {
   if (started_.load(std::memory_order_acquire)) sw_engine_star_forget_plans(engine_.get());
 }
+
+bool StarService::MayUpdate(const tensorflow::GraphDef& graph) { return state_.is_on() && StarState::MayUpdate(graph); }
+
+void StarService::GraphRan() {
+  if (state_.is_on()) state_.AllChanged();
+}
+
+sw_code StarService::Restore(void* ctx, const sw_state* state, sw_star_failure* failure) {
+  const Status status = Of(ctx)->state_.Restore(state);
+  return status.ok() ? 0 : Refuse(status, false, failure);
+}
+
+void StarService::Changes(void* ctx, sw_changes* changes, uint32_t early) {
+  Of(ctx)->state_.Write(changes, early != 0);
+}
+
+void StarService::ChangesWereLost(void* ctx) { Of(ctx)->state_.AllChanged(); }
 
 void StarService::Retain(void* object) { StarObjectOf(object)->Ref(); }
 
@@ -144,6 +168,8 @@ Status StarService::CompilePlan(const std::string& handle, sw_bytes bytes, sw_st
   status = StarPlan::Compile(std::move(session), handle, graph, has_state, env_->compute_pool->NumThreads(),
                              plans_alive_, queues_, &plan);
   if (!status.ok()) return status;
+  // Sessions with their own devices take their variables with them.
+  if (!isolated && state_.is_on()) plan->SetUpdates(state_.UpdatesOf(graph));
   compiled->plan = InTable(plan);
   compiled->has_state = has_state ? 1 : 0;
   compiled->may_wait = plan->may_wait() ? 1 : 0;

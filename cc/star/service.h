@@ -18,6 +18,7 @@
 #include "cc/base/handles.h"
 #include "cc/star/handles.h"
 #include "cc/star/plan.h"
+#include "cc/star/state.h"
 #include "cc/worker/hooks.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
@@ -45,6 +46,8 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
 
   void SessionClosed(const std::string& handle) override;
   void AllCleanedUp() override;
+  bool MayUpdate(const tensorflow::GraphDef& graph) override;
+  void GraphRan() override;
 
   // Waits until no call, compilation or plan is left, at most `timeout_ms`. To be called after the engine was stopped,
   // which cancels the calls. False: something still runs.
@@ -64,6 +67,9 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   static void* Run(void* ctx, const sw_star_request* request);
   static void* RunThrew(const Status& thrown, void* ctx, const sw_star_request* request);
   static void Cancel(void* ctx, void* run);
+  static sw_code Restore(void* ctx, const sw_state* state, sw_star_failure* failure);
+  static void Changes(void* ctx, sw_changes* changes, uint32_t early);
+  static void ChangesWereLost(void* ctx);
 
   Status FindSession(const std::string& handle, std::shared_ptr<tensorflow::WorkerSession>* session, bool* isolated);
   Status CompilePlan(const std::string& handle, sw_bytes bytes, sw_star_compiled* compiled, bool* names_peer);
@@ -71,6 +77,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   void Schedule(std::function<void()> work);
 
   tensorflow::WorkerEnv* const env_;
+  StarState state_;
   std::vector<uint64_t> incarnations_;
   HandleSource* handles_ = nullptr;
   std::atomic<bool> started_{false};

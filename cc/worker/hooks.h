@@ -6,11 +6,12 @@
 
 #include "cc/base/compat.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
+#include "tensorflow/core/framework/graph.pb.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
 
 namespace starwire {
 
-// Notified when sessions of a worker end.
+// Notified when sessions of a worker end, and when their graphs may have changed variables.
 class SessionObserver {
  public:
   virtual ~SessionObserver() = default;
@@ -18,6 +19,9 @@ class SessionObserver {
   virtual void SessionClosed(const std::string& handle) = 0;
   // Resources of all sessions are being dropped (CleanupAll).
   virtual void AllCleanedUp() = 0;
+  // Whether GraphRan() is to be called after each run of this graph; after CleanupAll it always is.
+  virtual bool MayUpdate(const tensorflow::GraphDef& graph) = 0;
+  virtual void GraphRan() = 0;
 };
 
 // A feature that rewrites graphs: what it does when a worker registers and runs them.

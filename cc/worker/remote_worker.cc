@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "cc/base/completion_batch.h"
 #include "cc/base/guard.h"
+#include "cc/base/recovery.h"
 #include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
+#include "cc/worker/session_recovery.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/tensor_coding.h"
 #include "tensorflow/core/lib/strings/str_util.h"
@@ -71,6 +74,9 @@ class Cancellation {
 
 using Parser = std::function<Status(sw_bytes reply)>;
 
+// Of OneCall::Start(): the call waits for a connection, at most RecoverMs().
+constexpr uint32_t kWaitToConnect = SW_CALL_WAIT_FOR_READY | SW_CALL_DEADLINE_TO_CONNECT;
+
 Status Unexpected(sw_bytes reply) {
   return MakeStatus(kInternal,
                     "the reply is not the expected protocol buffer (" + std::to_string(reply.len) + " bytes)");
@@ -104,12 +110,15 @@ class OneCall {
       delete this;
       return;
     }
-    uint32_t deadline_ms = 0;
+    waits_ = flags == kWaitToConnect;
+    uint32_t deadline_ms = waits_ ? RecoverMs() : 0;
     std::shared_ptr<Cancellation> cancellation;
     if (opts_ != nullptr) {
       const int64_t timeout = opts_->GetTimeout();
       if (timeout > 0) {
         deadline_ms = static_cast<uint32_t>(std::min<int64_t>(timeout, std::numeric_limits<uint32_t>::max()));
+        flags &= ~static_cast<uint32_t>(SW_CALL_DEADLINE_TO_CONNECT);
+        waits_ = false;
       }
       cancellation_ = cancellation = std::make_shared<Cancellation>(channel_);
       opts_->SetCancelCallback([cancellation] { cancellation->Cancel(); });
@@ -158,6 +167,10 @@ class OneCall {
     OneCall* call = static_cast<OneCall*>(op);
     // An error from Alloc() comes back here; its original message has been stored.
     if (call->status_.ok()) call->status_ = StatusFromResult(*result, call->target_);
+    // Sessions recover from a server that is down, but not from a deadline.
+    if (call->waits_ && result->from_peer == 0 && result->code == kDeadlineExceeded) {
+      call->status_ = MakeStatus(kUnavailable, StatusMessage(call->status_));
+    }
     const bool brief = call->brief_ && call->status_.ok() && call->size_ <= kBriefBytes;
     CompletionBatch::Add([call] { call->Finish(); },
                          brief ? CompletionBatch::Kind::kBrief : CompletionBatch::Kind::kAny);
@@ -207,6 +220,7 @@ class OneCall {
   void* destination_ = nullptr;
   size_t expected_ = 0;
   bool brief_ = false;
+  bool waits_ = false;
   Status status_;
 };
 
@@ -230,8 +244,139 @@ Parser ParseInto(tensorflow::RunGraphResponse* response) {
 
 }  // namespace
 
+void CallTask(const std::shared_ptr<Channel>& channel, const std::string& task, Method method,
+              const MessageLite& request, StatusCallback done) {
+  (new OneCall(
+       channel, task, [](sw_bytes) { return OkStatus(); }, std::move(done), nullptr))
+      ->Start(method, request, kWaitToConnect);
+}
+
+// Graphs that a server forgets when it is restarted, although it has its variables back: they are registered again.
+// Lives as long as its requests.
+class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::Graphs> {
+ public:
+  Graphs(std::string target, std::shared_ptr<Channel> channel)
+      : target_(std::move(target)), channel_(std::move(channel)) {}
+
+  void Register(const tensorflow::RegisterGraphRequest& request, tensorflow::RegisterGraphResponse* response,
+                StatusCallback done) {
+    auto kept = std::make_shared<const tensorflow::RegisterGraphRequest>(request);
+    StatusCallback keep = [self = shared_from_this(), kept, response, done = std::move(done)](const Status& status) {
+      if (status.ok()) {
+        std::lock_guard<std::mutex> lock(self->mu_);
+        self->graphs_[response->graph_handle()] = {kept, response->graph_handle()};
+      }
+      done(status);
+    };
+    RegisterInSession(kept, response, std::move(keep));
+  }
+
+  // Returns the handle that the server knows.
+  std::string Forget(const std::string& handle) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = graphs_.find(handle);
+    if (found == graphs_.end()) return handle;
+    const std::string current = found->second.handle;
+    graphs_.erase(found);
+    return current;
+  }
+
+  // `request` lives until `done`.
+  template <typename Response>
+  void Run(CallOptions* opts, const tensorflow::RunGraphRequest& request, Response* response, StatusCallback done) {
+    const Graph graph = Find(request.graph_handle());
+    if (graph.request == nullptr) {
+      Start(Method::kRunGraph, request, ParseInto(response), std::move(done), opts);
+      return;
+    }
+    StatusCallback heal = [self = shared_from_this(), opts, &request, response, graph,
+                           done = std::move(done)](const Status& status) {
+      if (IsForgotten(status)) {
+        self->RunAgain(opts, request, response, graph, done);
+      } else {
+        done(status);
+      }
+    };
+    RunAs(graph.handle, opts, request, response, std::move(heal));
+  }
+
+ private:
+  struct Graph {
+    std::shared_ptr<const tensorflow::RegisterGraphRequest> request;
+    std::string handle;  // the current one
+  };
+
+  static bool IsForgotten(const Status& status) {
+    return IsSessionForgotten(status) ||
+           (StatusNumber(status) == kAborted && StatusMessage(status).find("Graph handle is not found") == 0);
+  }
+
+  Graph Find(const std::string& handle) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = graphs_.find(handle);
+    return found == graphs_.end() ? Graph() : found->second;
+  }
+
+  template <typename Response>
+  void RunAs(const std::string& handle, CallOptions* opts, const tensorflow::RunGraphRequest& request,
+             Response* response, StatusCallback done) {
+    if (handle == request.graph_handle()) {
+      Start(Method::kRunGraph, request, ParseInto(response), std::move(done), opts);
+      return;
+    }
+    tensorflow::RunGraphRequest renamed = request;
+    renamed.set_graph_handle(handle);
+    Start(Method::kRunGraph, renamed, ParseInto(response), std::move(done), opts);
+  }
+
+  template <typename Response>
+  void RunAgain(CallOptions* opts, const tensorflow::RunGraphRequest& request, Response* response, const Graph& graph,
+                StatusCallback done) {
+    auto registered = std::make_shared<tensorflow::RegisterGraphResponse>();
+    StatusCallback run = [self = shared_from_this(), opts, &request, response, registered,
+                          done = std::move(done)](const Status& status) {
+      if (!status.ok()) return done(status);
+      const std::string& handle = registered->graph_handle();
+      {
+        std::lock_guard<std::mutex> lock(self->mu_);
+        const auto found = self->graphs_.find(request.graph_handle());
+        if (found != self->graphs_.end()) found->second.handle = handle;
+      }
+      self->RunAs(handle, opts, request, response, done);
+    };
+    RegisterInSession(graph.request, registered.get(), std::move(run));
+  }
+
+  // Creates the session again if the server has forgotten it.
+  void RegisterInSession(const std::shared_ptr<const tensorflow::RegisterGraphRequest>& request,
+                         tensorflow::RegisterGraphResponse* response, StatusCallback done) {
+    StatusCallback heal = [self = shared_from_this(), request, response, done = std::move(done)](const Status& status) {
+      if (!IsSessionForgotten(status)) return done(status);
+      CreateSessionAgain(self->target_, request->session_handle(), self->channel_, status,
+                         [self, request, response, done](const Status& created) {
+                           if (!created.ok()) return done(created);
+                           self->Start(Method::kRegisterGraph, *request, ParseInto(response), done, nullptr);
+                         });
+    };
+    Start(Method::kRegisterGraph, *request, ParseInto(response), std::move(heal), nullptr);
+  }
+
+  // Waits for a server that is down, but sends nothing twice.
+  void Start(Method method, const MessageLite& request, Parser parse, StatusCallback done, CallOptions* opts) {
+    (new OneCall(channel_, target_, std::move(parse), std::move(done), opts))->Start(method, request, kWaitToConnect);
+  }
+
+  const std::string target_;
+  const std::shared_ptr<Channel> channel_;
+  std::mutex mu_;
+  std::map<std::string, Graph> graphs_;  // guarded by mu_, by the handle that the master knows
+};
+
 RemoteWorker::RemoteWorker(std::string target, std::shared_ptr<Channel> channel, tensorflow::WorkerCacheLogger* logger)
-    : target_(std::move(target)), channel_(std::move(channel)), logger_(logger) {}
+    : target_(std::move(target)),
+      channel_(std::move(channel)),
+      logger_(logger),
+      graphs_(RecoverMs() == 0 ? nullptr : std::make_shared<Graphs>(target_, channel_)) {}
 
 RemoteWorker::RemoteWorker(std::string target, Status status, tensorflow::WorkerCacheLogger* logger)
     : target_(std::move(target)), status_(std::move(status)), logger_(logger) {}
@@ -266,31 +411,56 @@ void RemoteWorker::GetStatusAsyncWithOptions(const tensorflow::GetStatusRequest*
 
 void RemoteWorker::CreateWorkerSessionAsync(const tensorflow::CreateWorkerSessionRequest* request,
                                             tensorflow::CreateWorkerSessionResponse* response, StatusCallback done) {
+  if (graphs_ != nullptr) {
+    done = [task = target_, kept = *request, done = std::move(done)](const Status& status) {
+      if (status.ok()) KeepSession(task, kept);
+      done(status);
+    };
+  }
   STARWIRE_START(Method::kCreateWorkerSession, *request, ParseInto(response), done, nullptr, 0);
 }
 
 void RemoteWorker::DeleteWorkerSessionAsync(CallOptions* opts, const tensorflow::DeleteWorkerSessionRequest* request,
                                             tensorflow::DeleteWorkerSessionResponse* response, StatusCallback done) {
+  if (graphs_ != nullptr) DropSession(target_, request->session_handle());
   STARWIRE_START(Method::kDeleteWorkerSession, *request, ParseInto(response), done, opts, 0);
 }
 
 void RemoteWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request,
                                       tensorflow::RegisterGraphResponse* response, StatusCallback done) {
+  if (graphs_ != nullptr) {
+    graphs_->Register(*request, response, std::move(done));
+    return;
+  }
   STARWIRE_START(Method::kRegisterGraph, *request, ParseInto(response), done, nullptr, 0);
 }
 
 void RemoteWorker::DeregisterGraphAsync(const tensorflow::DeregisterGraphRequest* request,
                                         tensorflow::DeregisterGraphResponse* response, StatusCallback done) {
+  if (graphs_ != nullptr) {
+    tensorflow::DeregisterGraphRequest renamed = *request;
+    renamed.set_graph_handle(graphs_->Forget(request->graph_handle()));
+    STARWIRE_START(Method::kDeregisterGraph, renamed, ParseInto(response), done, nullptr, 0);
+    return;
+  }
   STARWIRE_START(Method::kDeregisterGraph, *request, ParseInto(response), done, nullptr, 0);
 }
 
 void RemoteWorker::RunGraphAsync(CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
                                  tensorflow::MutableRunGraphResponseWrapper* response, StatusCallback done) {
+  if (graphs_ != nullptr) {
+    graphs_->Run(opts, request->ToProto(), get_proto_from_wrapper(response), std::move(done));
+    return;
+  }
   STARWIRE_START(Method::kRunGraph, request->ToProto(), ParseInto(get_proto_from_wrapper(response)), done, opts, 0);
 }
 
 void RemoteWorker::RunGraphAsync(CallOptions* opts, const tensorflow::RunGraphRequest* request,
                                  tensorflow::RunGraphResponse* response, StatusCallback done) {
+  if (graphs_ != nullptr) {
+    graphs_->Run(opts, *request, response, std::move(done));
+    return;
+  }
   STARWIRE_START(Method::kRunGraph, *request, ParseInto(response), done, opts, 0);
 }
 

@@ -14,6 +14,10 @@
 
 namespace starwire {
 
+// Calls a method whose reply does not matter. Waits for a task that is down, at most RecoverMs().
+void CallTask(const std::shared_ptr<Channel>& channel, const std::string& task, Method method,
+              const tensorflow::protobuf::MessageLite& request, tensorflow::StatusCallback done);
+
 // The rendezvous finds its channel by casting the result of WorkerCacheInterface::GetOrCreateWorker() to this class. A
 // call keeps its own reference to the channel: the worker may be released while calls are in progress.
 class RemoteWorker : public tensorflow::WorkerInterface {
@@ -85,10 +89,14 @@ class RemoteWorker : public tensorflow::WorkerInterface {
             tensorflow::StatusCallback done, tensorflow::CallOptions* opts);
 
  private:
+  class Graphs;
+
   const std::string target_;
   const std::shared_ptr<Channel> channel_;
   const Status status_;
   tensorflow::WorkerCacheLogger* const logger_;
+  // Null unless servers come back.
+  const std::shared_ptr<Graphs> graphs_;
 };
 
 }  // namespace starwire

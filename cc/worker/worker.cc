@@ -55,7 +55,18 @@ void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::Ru
       done(status);
     };
   }
+  if (std::shared_ptr<SessionObserver> observer = UpdateObserver(request->graph_handle())) {
+    done = [observer = std::move(observer), done = std::move(done)](const Status& status) {
+      observer->GraphRan();
+      done(status);
+    };
+  }
   GrpcWorker::RunGraphAsync(opts, request, response, std::move(done));
+}
+
+std::shared_ptr<SessionObserver> StarwireWorker::UpdateObserver(const std::string& graph_handle) {
+  std::lock_guard<std::mutex> lock(mu_);
+  return updating_graphs_.count(graph_handle) == 0 ? nullptr : observer_.lock();
 }
 
 void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request,
@@ -65,7 +76,26 @@ void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* 
     done(checked);
     return;
   }
+  const std::shared_ptr<SessionObserver> observer = Observer();
+  if (observer != nullptr && observer->MayUpdate(request->graph_def())) {
+    done = [this, response, done = std::move(done)](const Status& status) {
+      if (status.ok()) {
+        std::lock_guard<std::mutex> lock(mu_);
+        updating_graphs_.insert(response->graph_handle());
+      }
+      done(status);
+    };
+  }
   GrpcWorker::RegisterGraphAsync(request, response, std::move(done));
+}
+
+void StarwireWorker::DeregisterGraphAsync(const tensorflow::DeregisterGraphRequest* request,
+                                          tensorflow::DeregisterGraphResponse* response, StatusCallback done) {
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    updating_graphs_.erase(request->graph_handle());
+  }
+  GrpcWorker::DeregisterGraphAsync(request, response, std::move(done));
 }
 
 void StarwireWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,
@@ -102,7 +132,13 @@ void StarwireWorker::DeleteWorkerSessionAsync(tensorflow::CallOptions* opts,
 
 void StarwireWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* request,
                                      tensorflow::CleanupAllResponse* response, StatusCallback done) {
-  if (const auto observer = Observer()) observer->AllCleanedUp();
+  if (const auto observer = Observer()) {
+    observer->AllCleanedUp();
+    done = [observer, done = std::move(done)](const Status& status) {
+      observer->GraphRan();
+      done(status);
+    };
+  }
   GrpcWorker::CleanupAllAsync(request, response, std::move(done));
 }
 

@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
+#include <unordered_set>
 
 #include "cc/base/background_queue.h"
 #include "cc/base/compat.h"
@@ -38,6 +40,8 @@ class StarwireWorker : public tensorflow::GrpcWorker {
 
   void RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request, tensorflow::RegisterGraphResponse* response,
                           tensorflow::StatusCallback done) override;
+  void DeregisterGraphAsync(const tensorflow::DeregisterGraphRequest* request,
+                            tensorflow::DeregisterGraphResponse* response, tensorflow::StatusCallback done) override;
 
   // The answer over the data port.
   void ServeGetStatusAsync(tensorflow::CallOptions* opts, const tensorflow::GetStatusRequest* request,
@@ -49,6 +53,8 @@ class StarwireWorker : public tensorflow::GrpcWorker {
 
  private:
   std::shared_ptr<SessionObserver> Observer();
+  // If it wants to know when runs of this graph have ended.
+  std::shared_ptr<SessionObserver> UpdateObserver(const std::string& graph_handle);
   std::shared_ptr<ServerQueues> queues();
   void AbortSoon(int64_t step_id);
 
@@ -56,6 +62,7 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   std::mutex mu_;
   std::weak_ptr<SessionObserver> observer_;
   std::shared_ptr<ServerQueues> queues_;
+  std::unordered_set<std::string> updating_graphs_;  // handles
 };
 
 }  // namespace starwire

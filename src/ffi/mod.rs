@@ -32,6 +32,7 @@ pub mod port;
 pub mod star;
 pub mod star_server;
 pub mod star_wire;
+pub mod state;
 pub mod types;
 
 /// Version of this ABI: the shim refuses to run with another one.

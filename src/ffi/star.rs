@@ -265,6 +265,15 @@ pub unsafe extern "C" fn sw_star_split_bytes(bytes: *mut u64, error: *mut *mut s
     unsafe { handle::answer("planning", bytes, error, || read().map(|read| read.unwrap_or(SW_SPLIT_MEASURED))) }
 }
 
+/// Stores for how many seconds a star call waits for a server that is down (STARWIRE_RECOVER_S). An error names the
+/// variable and its valid values.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_star_recover_s(seconds: *mut u64, error: *mut *mut sw_error) -> sw_code {
+    let read = || Config::recover_s_from_env(&ProcessEnv).map_err(|error| (code::INVALID_ARGUMENT, error.to_string()));
+    // SAFETY: the caller's promise.
+    unsafe { handle::answer("planning", seconds, error, read) }
+}
+
 /// The order of reads and updates of one variable that no edge orders, as TensorFlow would most likely run them. Add it
 /// to the graph before sw_star_plan_new.
 #[unsafe(no_mangle)]

@@ -8,11 +8,13 @@ use super::guard;
 use super::handle::{self, Failure, array, borrow, other_structs};
 use super::host;
 use super::star_wire::sw_star_keep;
+use super::state::{sw_changes, sw_state};
 use super::types::{sw_body, sw_bytes, sw_code, sw_part, sw_payload, sw_ticket};
 use starwire_engine::star::{
     CompiledPlan, Job, Kept, ReplyMeta, Slots, StarCall, StarFailure, StarHost, StarOutcome, StarReply,
 };
 use starwire_protocol::code;
+use starwire_state::{Flush, Store};
 
 /// Work for a thread that may block. Ends with sw_star_job_run, once.
 pub struct sw_star_job(Job);
@@ -134,6 +136,18 @@ pub struct sw_star_handlers {
     pub run: Option<unsafe extern "C" fn(ctx: *mut c_void, request: *const sw_star_request) -> *mut c_void>,
     /// The run's result is no longer needed. It still ends with sw_engine_star_done.
     pub cancel: Option<unsafe extern "C" fn(ctx: *mut c_void, run: *mut c_void)>,
+    /// If the server has a state: makes its variables, and gives the devices its incarnations. Before everything else.
+    pub restore: Option<
+        unsafe extern "C" fn(
+            ctx: *mut c_void,
+            state: *const sw_state<'static>,
+            failure: *mut sw_star_failure,
+        ) -> sw_code,
+    >,
+    /// Adds what has changed since the last time. Not 0, `early`: plans still run; only what takes long is worth it.
+    pub changes: Option<unsafe extern "C" fn(ctx: *mut c_void, changes: *mut sw_changes<'static, 'static>, early: u32)>,
+    /// What `changes` added was not written: everything counts as changed.
+    pub changes_were_lost: Option<unsafe extern "C" fn(ctx: *mut c_void)>,
     /// Of this server's devices.
     pub incarnations: *const u64,
     pub n_incarnations: usize,
@@ -288,6 +302,31 @@ impl StarHost for CStar {
         if let Some(cancel) = self.handlers.cancel {
             // SAFETY: see the impl.
             unsafe { cancel(self.ctx, run.pointer) }
+        }
+    }
+
+    fn restore(&self, state: &Store) -> Result<(), StarFailure> {
+        let function = self.handlers.restore.ok_or_else(|| missing("restore"))?;
+        let (state, mut failure) = (sw_state(state), sw_star_failure(None));
+        // SAFETY: see the impl.
+        match unsafe { function(self.ctx, (&raw const state).cast(), &raw mut failure) } {
+            0 => Ok(()),
+            code => Err(failed(code, failure)),
+        }
+    }
+
+    fn changes(&self, flush: &mut Flush<'_>, early: bool) {
+        let mut changes = sw_changes(flush);
+        if let Some(function) = self.handlers.changes {
+            // SAFETY: see the impl.
+            unsafe { function(self.ctx, (&raw mut changes).cast(), early.into()) }
+        }
+    }
+
+    fn changes_were_lost(&self) {
+        if let Some(function) = self.handlers.changes_were_lost {
+            // SAFETY: see the impl.
+            unsafe { function(self.ctx) }
         }
     }
 }

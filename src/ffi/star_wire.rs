@@ -140,8 +140,8 @@ pub unsafe extern "C" fn sw_star_call_head_write(
         unsafe { (hash_at(head.plan), head.session.as_slice(), array(head.keeps, head.n_keeps)) };
     let keeps = keeps.iter().map(|keep| Keep { fetch: keep.fetch, slot: keep.slot, flags: keep.flags }).collect();
     let (flags, step, incarnation) = (head.flags, head.step_id, head.incarnation);
-    let turn = NonZeroU64::new(head.number).map(|number| CallId { lane: head.lane, attempt: head.attempt, number });
-    let call = CallHead { flags, step, incarnation, plan, turn, session, keeps };
+    let call_id = NonZeroU64::new(head.number).map(|number| CallId { lane: head.lane, attempt: head.attempt, number });
+    let call = CallHead { flags, step, incarnation, plan, call_id, session, keeps };
     // SAFETY: the caller's promise.
     unsafe { written(|meta| call.write(meta), out, len, error) }
 }

@@ -40,7 +40,7 @@ impl StarCall {
         let (session, incarnation, keeps) = (caller.session, caller.incarnation, self.keeps.clone());
         let (flags, plan) = (self.flags, self.plan);
         let mut meta = Vec::with_capacity(128 + self.table.len());
-        CallHead { flags, step, incarnation, plan, turn: None, session, keeps }.write(&mut meta)?;
+        CallHead { flags, step, incarnation, plan, call_id: None, session, keeps }.write(&mut meta)?;
         meta.extend_from_slice(&self.table);
         Ok(meta)
     }
@@ -68,7 +68,7 @@ mod tests {
     fn a_recorded_call_is_made_by_another_worker() {
         let keeps = vec![Keep { fetch: 1, slot: 2, flags: 0 }];
         let recorded =
-            CallHead { turn: None, flags: 1, step: 4, incarnation: 5, plan: [6; 32], session: b"theirs", keeps };
+            CallHead { call_id: None, flags: 1, step: 4, incarnation: 5, plan: [6; 32], session: b"theirs", keeps };
         let mut meta = Vec::new();
         recorded.write(&mut meta).unwrap();
         meta.extend_from_slice(b"table");

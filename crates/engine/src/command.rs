@@ -107,6 +107,8 @@ pub enum StarCommand<H: Host> {
     Adopted { ticket: Ticket, result: Result<(), StarFailure> },
     /// Plans have left the table.
     Forget,
+    /// Calls that change something may run again.
+    Opened,
 }
 
 /// Reply metadata is usually short; then it needs no allocation.

@@ -25,7 +25,7 @@ use crate::peers::Peer;
 use crate::port::{self, Port};
 use crate::shard::Shard;
 use crate::shared::{self, Shared};
-use crate::star::{StarHost, StarOutcome};
+use crate::star::{StarHost, StarOutcome, StateThread};
 use crate::system::exit::Freeze;
 use crate::system::{exit, fork};
 use crate::tunnel::{Destination, TunnelListeners};
@@ -44,6 +44,7 @@ pub struct Engine<H: Host> {
     channels: Mutex<Channels>,
     tunnel_listeners: TunnelListeners,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    state: Mutex<Option<StateThread>>,
     alive: Arc<()>,
     banner: String,
     bound: SocketAddr,
@@ -80,7 +81,7 @@ impl<H: Host> Engine<H> {
         }
         let local = local.and_then(Result::ok);
         let shared = Arc::new(Shared::new(config, host, incarnation));
-        let services = Services::new(&shared);
+        let services = Services::new(&shared).map_err(EngineError::State)?;
         let alive = Arc::new(());
         let reactors = Reactors::start(&shared, &services, &alive)?;
         let mut listeners = vec![(listener, Listener::Tcp)];
@@ -99,9 +100,11 @@ impl<H: Host> Engine<H> {
         let control = ControlService::in_front(behind, guard, Arc::new(view), access, HttpLimits::default());
         let _ = shared.control.set(control);
         let threads = reactors.go(&shared, listeners)?;
+        let state = services.star.as_ref().and_then(|star| StateThread::start(star, &alive)).transpose()?;
         let (channels, tunnel_listeners) = (Mutex::default(), TunnelListeners::default());
-        let threads = Mutex::new(threads);
-        let engine = Arc::new(Self { shared, services, channels, tunnel_listeners, threads, alive, banner, bound });
+        let (threads, state) = (Mutex::new(threads), Mutex::new(state));
+        let engine =
+            Arc::new(Self { shared, services, channels, tunnel_listeners, threads, state, alive, banner, bound });
         let watched: Weak<Self> = Arc::downgrade(&engine);
         exit::watch(watched);
         Ok(engine)
@@ -176,12 +179,17 @@ impl<H: Host> Engine<H> {
         if self.shared.forks != fork::count() {
             // The threads belong to the parent.
             std::mem::forget(threads);
+            std::mem::forget(self.state.lock().unwrap_or_else(PoisonError::into_inner).take());
             return;
+        }
+        let is_reactor = shared::is_reactor_of(self.shared.number);
+        if let Some(state) = self.state.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            state.stop(is_reactor);
         }
         for shard in 0..self.shared.config.reactors {
             self.shared.send(shard, Command::Stop);
         }
-        if !shared::is_reactor_of(self.shared.number) {
+        if !is_reactor {
             for thread in threads {
                 let _ = thread.join();
             }
@@ -242,6 +250,9 @@ impl<H: Host> Freeze for Engine<H> {
         self.shared.frozen.store(true, Ordering::Release);
         for sender in self.shared.senders.get().into_iter().flatten() {
             sender.wake();
+        }
+        if let Some(state) = &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
+            state.wake();
         }
     }
 

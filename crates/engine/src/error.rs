@@ -6,6 +6,7 @@ use crate::config::ConfigError;
 use starwire_net::reactor::error::DriverError;
 use starwire_net::transport::TransportError;
 use starwire_net::transport::verbs::VerbsError;
+use starwire_state::StateError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -39,6 +40,10 @@ pub enum EngineError {
     Forked,
     #[error("starwire: too many peers for one server")]
     TooMany,
+    #[error("starwire: STARWIRE_STATE: {0}")]
+    State(#[from] StateError),
+    #[error("starwire: cannot start the thread that writes the state: {0}")]
+    StateThread(io::Error),
     #[error("starwire: {0} is not in this server's ClusterSpec, and has not joined")]
     NotJoined(String),
 }
@@ -52,9 +57,10 @@ impl EngineError {
             | Self::OnePort(_)
             | Self::TunnelListener(_)
             | Self::NoAddress
+            | Self::StateThread(_)
             | Self::Thread { .. }
             | Self::Driver { .. } => 14,
-            Self::Forked | Self::Verbs(_) | Self::NoPrivateSocket(_) => 9,
+            Self::Forked | Self::Verbs(_) | Self::NoPrivateSocket(_) | Self::State(_) => 9,
             Self::Died { .. } | Self::GrpcSocket(_) => 13,
             Self::TooMany => 8,
             Self::NotJoined(_) => 5,

@@ -13,17 +13,22 @@ pub struct Task<'a> {
 /// Jobs with these names are parameter servers by default.
 const USUAL: [&str; 2] = ["ps", "parameter_server"];
 
+/// Whether a job with this name is a parameter server by default.
+pub fn is_usual(job: &str) -> bool {
+    USUAL.contains(&job)
+}
+
 /// `tasks` are all tasks of the cluster. `named` jobs are servers; by default the jobs with a usual name; if there is
 /// none, the jobs that hold variables except the caller's. `own` is the task that makes the calls, and is never a
 /// server.
 pub fn roles(tasks: &[Task], own: u32, named: Option<&[String]>) -> Roles {
     let own_job = tasks.get(index(own)).map_or("", |task| job(task.name));
-    let usual = tasks.iter().any(|task| USUAL.contains(&job(task.name)));
+    let usual = tasks.iter().any(|task| is_usual(job(task.name)));
     let is_server = |(number, task): (usize, &Task)| {
         let name = job(task.name);
         let meant = match named {
             Some(named) => named.iter().any(|server| server == name),
-            None if usual => USUAL.contains(&name),
+            None if usual => is_usual(name),
             None => name != own_job && tasks.iter().any(|other| other.holds_variables && job(other.name) == name),
         };
         meant && number != index(own)

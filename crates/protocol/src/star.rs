@@ -73,7 +73,7 @@ pub struct CallHead<'a> {
     pub incarnation: u64,
     pub plan: PlanHash,
     /// None: the call is not sent again.
-    pub turn: Option<CallId>,
+    pub call_id: Option<CallId>,
     /// The session's handle.
     pub session: &'a [u8],
     pub keeps: Vec<Keep>,
@@ -168,7 +168,7 @@ impl<'a> Fields<'a> {
         Ok(i64::from_le_bytes(self.array()?))
     }
 
-    fn turn(&mut self) -> Result<Option<CallId>, StarError> {
+    fn call_id(&mut self) -> Result<Option<CallId>, StarError> {
         let (lane, attempt, number) = (self.u32()?, self.u32()?, self.u64()?);
         match NonZeroU64::new(number) {
             Some(number) => Ok(Some(CallId { lane, attempt, number })),
@@ -224,7 +224,7 @@ impl<'a> CallHead<'a> {
         let step = fields.i64()?;
         let incarnation = fields.u64()?;
         let plan = fields.array()?;
-        let turn = fields.turn()?;
+        let call_id = fields.call_id()?;
         let session = fields.session(session)?;
         if u64::from(keeps) > (fields.rest() / KEEP_BYTES) as u64 {
             return Err(fields.malformed(format!("{keeps} kept values in {} bytes", meta.len())));
@@ -237,10 +237,10 @@ impl<'a> CallHead<'a> {
             }
         });
         let keeps: Vec<_> = keeps.collect::<Result<_, _>>()?;
-        if turn.is_some() && !keeps.is_empty() {
+        if call_id.is_some() && !keeps.is_empty() {
             return Err(fields.malformed("a call that may come again keeps values".into()));
         }
-        Ok((Self { flags, step, incarnation, plan, turn, session, keeps }, fields.at))
+        Ok((Self { flags, step, incarnation, plan, call_id, session, keeps }, fields.at))
     }
 
     /// Appends the head.
@@ -251,7 +251,8 @@ impl<'a> CallHead<'a> {
         let keeps = u32::try_from(self.keeps.len()).ok().filter(|_| bytes <= MAX_META);
         let (Some(session), Some(keeps)) = (session, keeps) else { return Err(too_long) };
         meta.reserve(bytes);
-        let (lane, attempt, number) = self.turn.map_or((0, 0, 0), |turn| (turn.lane, turn.attempt, turn.number.get()));
+        let (lane, attempt, number) =
+            self.call_id.map_or((0, 0, 0), |call_id| (call_id.lane, call_id.attempt, call_id.number.get()));
         meta.extend_from_slice(&[CALL_VERSION, self.flags, 0, 0]);
         meta.extend_from_slice(&session.to_le_bytes());
         meta.extend_from_slice(&[0; 2]);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 #[test]
 fn heads_are_those_of_the_specification() {
     let keeps = vec![Keep { fetch: 1, slot: 5, flags: 0 }, Keep { fetch: 2, slot: 6, flags: ALSO_RETURNED }];
-    let call = CallHead { flags: LAST, step: -2, incarnation: 7, plan: [9; 32], turn: None, session: b"ab", keeps };
+    let call = CallHead { flags: LAST, step: -2, incarnation: 7, plan: [9; 32], call_id: None, session: b"ab", keeps };
     let mut meta = vec![0xEE];
     call.write(&mut meta).unwrap();
     assert_eq!(meta[..17], [0xEE, 2, 1, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0], "it is appended");
@@ -17,8 +17,8 @@ fn heads_are_those_of_the_specification() {
     );
     assert_eq!(CallHead::read(&meta[1..]).unwrap(), (call.clone(), meta.len() - 1));
 
-    let turn = Some(CallId { lane: 3, attempt: 4, number: NonZeroU64::new(5).unwrap() });
-    let call = CallHead { turn, keeps: Vec::new(), ..call };
+    let call_id = Some(CallId { lane: 3, attempt: 4, number: NonZeroU64::new(5).unwrap() });
+    let call = CallHead { call_id, keeps: Vec::new(), ..call };
     let mut meta = Vec::new();
     call.write(&mut meta).unwrap();
     assert_eq!(meta[64..80], [3, 0, 0, 0, 4, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
@@ -44,7 +44,7 @@ fn heads_are_those_of_the_specification() {
 
 fn call_meta() -> Vec<u8> {
     let keeps = vec![Keep { fetch: 1, slot: 2, flags: 1 }];
-    let call = CallHead { flags: TRACE, step: 1, incarnation: 1, plan: [1; 32], turn: None, session: b"abc", keeps };
+    let call = CallHead { flags: TRACE, step: 1, incarnation: 1, plan: [1; 32], call_id: None, session: b"abc", keeps };
     let mut meta = Vec::new();
     call.write(&mut meta).unwrap();
     meta
@@ -92,7 +92,8 @@ fn heads_that_do_not_fit_are_not_written() {
     let long = vec![0; MAX_SESSION + 1];
     let many = vec![Keep { fetch: 0, slot: 0, flags: 0 }; MAX_META / KEEP_BYTES];
     let call = |session, keeps| {
-        CallHead { flags: 0, step: 0, incarnation: 0, plan: [0; 32], turn: None, session, keeps }.write(&mut Vec::new())
+        CallHead { flags: 0, step: 0, incarnation: 0, plan: [0; 32], call_id: None, session, keeps }
+            .write(&mut Vec::new())
     };
     assert!(call(&long[1..], Vec::new()).is_ok());
     assert_eq!(call(&long, Vec::new()), Err(StarError::TooLong { session: MAX_SESSION + 1, keeps: 0 }));

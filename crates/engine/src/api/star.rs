@@ -9,6 +9,7 @@ use super::host::Ticket;
 use super::memory::{InBody, OutPayload};
 use starwire_protocol::code;
 use starwire_protocol::star::{Keep, REPLY_BYTES};
+use starwire_state::{Flush, Store};
 
 /// Work for a thread that may block.
 pub type Job = Box<dyn FnOnce() + Send>;
@@ -36,6 +37,16 @@ pub trait StarHost: Send + Sync + Sized + 'static {
     fn run(&self, call: StarCall<'_, Self>) -> Option<Self::Run>;
     /// The caller no longer needs the result, or is gone. The run still ends with [`crate::Engine::star_done`].
     fn cancel(&self, run: &Self::Run);
+
+    /// Makes the variables of this state, and gives the devices its incarnations. Before anything else is called.
+    fn restore(&self, _state: &Store) -> Result<(), StarFailure> {
+        Ok(())
+    }
+    /// Adds what has changed since the last time to the flush, which must be committed. `early`: calls still run, so
+    /// that the same may change again until the next time; only what takes long is worth it.
+    fn changes(&self, _flush: &mut Flush<'_>, _early: bool) {}
+    /// What [`StarHost::changes`] last said was not committed: everything counts as changed.
+    fn changes_were_lost(&self) {}
 }
 
 /// For owners that serve no star calls.

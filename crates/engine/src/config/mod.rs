@@ -181,6 +181,8 @@ pub struct Config {
     /// Of clients whose certificate was verified.
     pub control_by_tls: ControlAccess,
     pub star: StarConfig,
+    /// Of a parameter server: the directory with its state.
+    pub state: Option<String>,
     /// The effective value of every variable, for statistics; without secrets.
     pub settings: Vec<Setting>,
     /// Warnings for the operator: misspelt variables, doubtful addresses.
@@ -206,6 +208,11 @@ impl Config {
     /// Bytes that justify a star call, if the environment says so; for code that builds a session's graphs.
     pub fn star_split_bytes_from_env(env: &dyn Env) -> Result<Option<u64>, ConfigError> {
         reader::Reader::new(env, Protocol::Grpc).get(&variables::STAR_SPLIT_BYTES)
+    }
+
+    /// How long a star call waits for a parameter server; for code that builds a session's graphs.
+    pub fn recover_s_from_env(env: &dyn Env) -> Result<u64, ConfigError> {
+        reader::Reader::new(env, Protocol::Grpc).get(&variables::RECOVER_S)
     }
 
     /// The TLS of a tool that is no server, such as starctl.

@@ -14,6 +14,7 @@ use super::reader::Reader;
 use super::star::StarConfig;
 use super::unknown::unread_variables;
 use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, operations, secret, tls, variables, verbs};
+use starwire_planner::roles;
 
 /// The purpose of a job, as far as the environment distinguishes jobs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -88,6 +89,9 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     Fusion::read(reader)?;
     let star = StarConfig::read(reader)?;
     reader.get(&variables::ROW_UPDATES)?;
+    reader.get(&variables::RECOVER_S)?;
+    let is_server = kind == JobKind::Ps || roles::is_usual(&identity.job);
+    let state = reader.get(&variables::STATE)?.filter(|_| is_server && identity.protocol.is_star());
     operations::read(reader)?;
 
     Ok(Config {
@@ -118,6 +122,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         control,
         control_by_tls,
         star,
+        state,
         settings: std::mem::take(&mut reader.settings),
         warnings,
         identity,

@@ -148,6 +148,10 @@ variables! {
         "Limits of one worker on this parameter server ([star_server.md](star_server.md)), in part or as a whole: `plans` and their `plan_bytes` as registered, `values` and `value_bytes` kept between the star calls of a step, `calls` in flight. After `plan_idle_s` seconds without use a plan is evicted (its users register it again). A session whose task has had no connection for `session_idle_s` is deleted; those that were closed unnoticed are looked for as often.";
     STAR_MAX_TOTAL_BYTES: Bytes = "STARWIRE_STAR_MAX_TOTAL_BYTES", Bytes(1 << 20..=1 << 50), Machine(star::half_of_memory, "half of the memory"), ParameterServers,
         "Limit of all workers together on this parameter server, for the bytes of values and again for those of plans. A worker can take at most what is left over, so that there is always room for another; plans of the worker that has most are evicted first.";
+    STATE: Optional<Parsed<String>> = "STARWIRE_STATE", Optional(text("directory")), Unset(""), ParameterServers,
+        "Directory in which a parameter server of a star protocol keeps its variables, in a folder of its own, so that they outlive its process ([elastic.md](elastic.md#servers-that-come-back)). Other tasks ignore it.";
+    RECOVER_S: Number<u64> = "STARWIRE_RECOVER_S", Number(0..=3600), Is("0"), Masters,
+        "Seconds for which a star call waits for a parameter server that is down ([elastic.md](elastic.md#servers-that-come-back)). 0: a call that has lost its connection waits 10 s, any other one fails at once.";
     STAR_SPLIT_BYTES: Optional<Bytes> = "STARWIRE_STAR_SPLIT_BYTES", Optional(Bytes(0..=1 << 40)), Unset("measured when a graph is planned: `32K` to `1M`"), Masters,
         "A star call that would carry at least twice this many bytes is split into parts of about this size, where the parts are independent ([star_server.md](star_server.md)). 0: never.";
     TENSOR_FUSE: Optional<Flag> = "STARWIRE_TENSOR_FUSE", Optional(Flag), Unset("`true` for functions of a star protocol's servers, else `false`"), Masters,

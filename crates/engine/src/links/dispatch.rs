@@ -9,12 +9,13 @@ use crate::command::StarCommand;
 use crate::measure;
 use crate::metrics::Recorder;
 use crate::shared::Shared;
-use crate::star::{Answer, StarServer, StarShard};
+use crate::star::{Accounts, Answer, StarServer, StarShard, State};
 use crate::tunnel::TunnelServer;
 use starwire_protocol::measure::MEASURE;
 use starwire_protocol::star::is_star;
 use starwire_protocol::tunnel::TUNNEL;
 use starwire_protocol::{Event, Failure, Outcome, PeerInfo, RecvFrame, code, digest};
+use starwire_state::StateError;
 
 const CHANGED: &[u8] = b"starwire: the payload of the call was changed on its way: its digest is wrong";
 /// Most requests that the host gets at once. All requests of an input are parsed before the first is delivered.
@@ -43,9 +44,12 @@ pub struct Services<H: Host> {
 }
 
 impl<H: Host> Services<H> {
-    pub fn new(shared: &Arc<Shared<H>>) -> Self {
-        let star = shared.host.star().map(|_| Arc::new(StarServer::new(shared.clone())));
-        Self { star, tunnels: Arc::new(TunnelServer::new(shared.clone())) }
+    /// An error says what is wrong with the state.
+    pub fn new(shared: &Arc<Shared<H>>) -> Result<Self, StateError> {
+        let accounts = Accounts::default();
+        let state = State::open(shared, &accounts)?;
+        let star = shared.host.star().map(|_| Arc::new(StarServer::new(shared.clone(), accounts, state)));
+        Ok(Self { star, tunnels: Arc::new(TunnelServer::new(shared.clone())) })
     }
 }
 

@@ -86,6 +86,10 @@ metrics! {
     Counter star_bytes_received "starwire_star_bytes_received_total" "Bytes of feeds received in star calls.";
     Counter star_bytes_sent "starwire_star_bytes_sent_total" "Bytes of fetches sent in replies to star calls.";
 
+    Counter state_flushes "starwire_state_flushes_total" "Flushes of this server's state to its folder (STARWIRE_STATE).";
+    Counter state_failures "starwire_state_failures_total" "Flushes that failed: the state in the folder stays as old as it is.";
+    Counter state_bytes "starwire_state_bytes_total" "Bytes of flushes.";
+
     Counter verbs_connections "starwire_verbs_connections_total" "Connections moved to an RDMA queue pair, opened by this task or by peers.";
     Counter verbs_fallbacks "starwire_verbs_fallbacks_total" "Fallbacks to TCP because RDMA did not work.";
     Counter verbs_messages_sent "starwire_verbs_messages_sent_total" "RDMA messages sent.";
@@ -110,6 +114,7 @@ metrics! {
     Histogram tensor_time "starwire_tensor_seconds" "From the start of a rendezvous request to the last byte of the tensor, including the wait until the peer has produced it.";
     Histogram star_queue_time "starwire_star_queue_seconds" "From the arrival of a star call to its first kernel.";
     Histogram star_run_time "starwire_star_run_seconds" "From the first kernel of a star call to its reply.";
+    Histogram state_pause_time "starwire_state_pause_seconds" "For how long a flush of the state kept calls that change something from running.";
     Histogram connect_time "starwire_connect_seconds" "From the first attempt to connect to a peer to the end of the handshake.";
 }
 

@@ -148,7 +148,7 @@ impl World {
         config.secret.clone_from(&self.secret);
         self.incarnations += 1;
         let shared = Arc::new(Shared::new(config, Owner::new(self.incarnations, &self.ledger), self.incarnations));
-        let services = Services::new(&shared);
+        let services = Services::new(&shared).unwrap();
         let (mut senders, mut shards) = (Vec::new(), Vec::new());
         for index in 0..shared.config.reactors {
             let driver = Box::new(SimDriver::new(&self.net, task));

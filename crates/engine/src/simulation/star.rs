@@ -157,8 +157,8 @@ impl Call {
             RegisterHead { incarnation, plan, session: b"" }.write(&mut meta).unwrap();
             (star::REGISTER, Some(OutPayload::of(vec![self.plan.bytes()])))
         } else {
-            let turn = Some(CallId { lane: self.lane, attempt: self.attempt, number: self.number });
-            let head = CallHead { flags: 0, step: 1, incarnation, plan, turn, session: b"", keeps: Vec::new() };
+            let call_id = Some(CallId { lane: self.lane, attempt: self.attempt, number: self.number });
+            let head = CallHead { flags: 0, step: 1, incarnation, plan, call_id, session: b"", keeps: Vec::new() };
             head.write(&mut meta).unwrap();
             meta.extend(self.id.to_le_bytes());
             (star::CALL, None)

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::Refused;
 use super::call_log::CallLog;
 use crate::config::StepLimits;
+use starwire_state::codec::{Reader, put_bytes, put_u64};
 
 /// For so long after its last connection, a process gets the replies that it has missed.
 const GRACE: Duration = Duration::from_secs(60);
@@ -58,11 +59,8 @@ impl Accounts {
         known.tidy(now);
         let Known { entries, is_incomplete } = &mut *known;
         let entry = entries.entry((name.to_owned(), incarnation)).or_insert_with(|| {
-            let log = Mutex::new(if *is_incomplete { CallLog::incomplete() } else { CallLog::complete() });
-            let (calls, values, bytes) = Default::default();
-            let account =
-                Account { name: name.to_owned(), incarnation, calls, values, bytes, all: self.bytes.clone(), log };
-            Entry { account: Arc::new(account), connections: 0, gone: None }
+            let log = if *is_incomplete { CallLog::incomplete() } else { CallLog::complete() };
+            self.entry((name.to_owned(), incarnation), log)
         });
         entry.connections += 1;
         entry.gone = None;
@@ -77,6 +75,42 @@ impl Accounts {
             entry.gone = (entry.connections == 0).then_some(now);
         }
         known.tidy(now);
+    }
+
+    fn entry(&self, (name, incarnation): Identity, log: CallLog) -> Entry {
+        let (calls, values, bytes) = Default::default();
+        let log = Mutex::new(log);
+        let account = Account { name, incarnation, calls, values, bytes, all: self.bytes.clone(), log };
+        Entry { account: Arc::new(account), connections: 0, gone: None }
+    }
+
+    /// The logs of all processes, for [`Accounts::load`].
+    pub fn save(&self) -> Vec<u8> {
+        let known = self.known();
+        let mut out = Vec::new();
+        put_u64(&mut out, known.is_incomplete.into());
+        let mut entries: Vec<_> = known.entries.iter().collect();
+        entries.sort_unstable_by_key(|(identity, _)| *identity);
+        put_u64(&mut out, entries.len() as u64);
+        for ((name, incarnation), entry) in entries {
+            put_bytes(&mut out, name.as_bytes());
+            put_u64(&mut out, *incarnation);
+            entry.account.log().save(&mut out);
+        }
+        out
+    }
+
+    /// The processes of an earlier life of this server, none of which is connected.
+    pub fn load(&self, saved: &[u8], now: Instant) -> Option<()> {
+        let mut saved = Reader(saved);
+        let mut known = self.known();
+        known.is_incomplete = saved.u64()? != 0;
+        for _ in 0..saved.count(48)? {
+            let identity = (String::from_utf8(saved.bytes()?.to_vec()).ok()?, saved.u64()?);
+            let entry = Entry { gone: Some(now), ..self.entry(identity.clone(), CallLog::load(&mut saved)?) };
+            known.entries.insert(identity, entry);
+        }
+        saved.0.is_empty().then_some(())
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -194,35 +228,61 @@ mod tests {
 
     #[test]
     fn a_process_without_connections_is_remembered_for_a_while() {
-        let turn = |number, attempt| CallId { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() };
+        let call_id = |number, attempt| CallId { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() };
         let ticket = Ticket { conn: 1, id: 1 };
         let (accounts, start) = (Accounts::default(), Instant::now());
         let (first, second) = (accounts.came("worker", 1, start), accounts.came("worker", 1, start));
-        assert_eq!(first.log().begin(turn(1, 0), ticket, 9), Ok(Begin::Run));
+        assert_eq!(first.log().begin(call_id(1, 0), ticket, 9), Ok(Begin::Run));
         let late = start + GRACE * 2;
         accounts.gone(&first, start);
-        assert_eq!(accounts.came("worker", 2, late).log().begin(turn(1, 1), ticket, 9), Ok(Begin::Run), "another");
-        assert_eq!(second.log().begin(turn(1, 1), ticket, 9), Ok(Begin::Waits), "it has a connection");
+        assert_eq!(accounts.came("worker", 2, late).log().begin(call_id(1, 1), ticket, 9), Ok(Begin::Run), "another");
+        assert_eq!(second.log().begin(call_id(1, 1), ticket, 9), Ok(Begin::Waits), "it has a connection");
         accounts.gone(&second, late);
         let back = accounts.came("worker", 1, late + GRACE - Duration::from_secs(1));
-        assert_eq!(back.log().begin(turn(1, 2), ticket, 9), Ok(Begin::Waits));
+        assert_eq!(back.log().begin(call_id(1, 2), ticket, 9), Ok(Begin::Waits));
         accounts.gone(&back, late);
         let back = accounts.came("worker", 1, late + GRACE);
-        assert_eq!(back.log().begin(turn(1, 3), ticket, 9), Err(Refused::MayHaveRun));
-        assert_eq!(back.log().begin(turn(2, 1), ticket, 9), Ok(Begin::Run), "it is known that this one never came");
+        assert_eq!(back.log().begin(call_id(1, 3), ticket, 9), Err(Refused::MayHaveRun));
+        assert_eq!(back.log().begin(call_id(2, 1), ticket, 9), Ok(Begin::Run), "it is known that this one never came");
+    }
+
+    #[test]
+    fn accounts_that_were_saved_have_the_same_logs() {
+        let call_id = |number, attempt| CallId { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() };
+        let ticket = Ticket { conn: 1, id: 1 };
+        let (accounts, start) = (Accounts::default(), Instant::now());
+        for (name, incarnation, number) in [("worker", 1, 7), ("worker", 2, 8), ("chief", 1, 9)] {
+            let account = accounts.came(name, incarnation, start);
+            assert_eq!(account.log().begin(call_id(number, 0), ticket, 9), Ok(Begin::Run));
+        }
+        let bytes = accounts.save();
+        assert_eq!(bytes, accounts.save());
+        let loaded = Accounts::default();
+        loaded.load(&bytes, start).unwrap();
+        assert_eq!(loaded.save(), bytes);
+        let again = |name, incarnation, number| {
+            loaded.came(name, incarnation, start).log().begin(call_id(number, 1), ticket, 9)
+        };
+        assert_eq!(again("worker", 2, 8), Err(Refused::MayHaveRun));
+        assert_eq!(again("worker", 1, 8), Ok(Begin::Run), "the call of another process");
+        assert_eq!(again("worker", 3, 8), Ok(Begin::Run), "a new process");
+        for end in 0..bytes.len() {
+            assert_eq!(Accounts::default().load(&bytes[..end], start), None);
+        }
+        assert_eq!(Accounts::default().load(&[&bytes[..], &[0]].concat(), start), None);
     }
 
     #[test]
     fn of_very_many_processes_the_last_ones_are_remembered() {
-        let turn = |attempt| CallId { lane: 0, attempt, number: NonZeroU64::MIN };
+        let call_id = |attempt| CallId { lane: 0, attempt, number: NonZeroU64::MIN };
         let (accounts, start) = (Accounts::default(), Instant::now());
         let ticket = Ticket { conn: 1, id: 1 };
         for number in 0..=MOST_GONE as u64 {
             let account = accounts.came("worker", number, start);
-            assert_eq!(account.log().begin(turn(0), ticket, 9), Ok(Begin::Run));
+            assert_eq!(account.log().begin(call_id(0), ticket, 9), Ok(Begin::Run));
             accounts.gone(&account, start + Duration::from_nanos(number));
         }
-        let again = |number| accounts.came("worker", number, start).log().begin(turn(1), ticket, 9);
+        let again = |number| accounts.came("worker", number, start).log().begin(call_id(1), ticket, 9);
         assert_eq!(again(0), Err(Refused::MayHaveRun));
         assert_eq!(again(MOST_GONE as u64), Ok(Begin::Waits));
         assert_eq!(accounts.known().entries.len(), MOST_GONE / 2 + 2);

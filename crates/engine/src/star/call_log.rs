@@ -7,6 +7,7 @@ use std::num::NonZeroU64;
 use super::Refused;
 use crate::api::Ticket;
 use starwire_protocol::star::CallId;
+use starwire_state::codec::{Reader, put_bytes, put_u64};
 
 /// The longest reply that stays.
 pub const MAX_REPLY: usize = 16 << 10;
@@ -28,7 +29,7 @@ pub enum Begin {
 }
 
 struct Lane {
-    turn: CallId,
+    call_id: CallId,
     state: State,
 }
 
@@ -60,12 +61,12 @@ impl CallLog {
     }
 
     /// A call arrives. `most`: lanes.
-    pub fn begin(&mut self, turn: CallId, ticket: Ticket, most: usize) -> Result<Begin, Refused> {
-        if let Some(lane) = self.lanes.get_mut(&turn.lane).filter(|lane| lane.turn.number >= turn.number) {
-            if lane.turn.number > turn.number || lane.turn.attempt >= turn.attempt {
+    pub fn begin(&mut self, call_id: CallId, ticket: Ticket, most: usize) -> Result<Begin, Refused> {
+        if let Some(lane) = self.lanes.get_mut(&call_id.lane).filter(|lane| lane.call_id.number >= call_id.number) {
+            if lane.call_id.number > call_id.number || lane.call_id.attempt >= call_id.attempt {
                 return Err(Refused::Superseded);
             }
-            lane.turn = turn;
+            lane.call_id = call_id;
             return match &mut lane.state {
                 State::Running(again) => {
                     *again = Some(ticket);
@@ -75,20 +76,20 @@ impl CallLog {
                 State::Done(None) => Err(Refused::MayHaveRun),
             };
         }
-        if turn.number.get() <= self.forgotten || (turn.attempt > 0 && !self.is_complete) {
+        if call_id.number.get() <= self.forgotten || (call_id.attempt > 0 && !self.is_complete) {
             return Err(Refused::MayHaveRun);
         }
-        if self.lanes.len() >= most && !self.lanes.contains_key(&turn.lane) {
+        if self.lanes.len() >= most && !self.lanes.contains_key(&call_id.lane) {
             self.forget_oldest();
         }
-        self.last = self.last.max(turn.number.get());
-        self.lanes.insert(turn.lane, Lane { turn, state: State::Running(None) });
+        self.last = self.last.max(call_id.number.get());
+        self.lanes.insert(call_id.lane, Lane { call_id, state: State::Running(None) });
         Ok(Begin::Run)
     }
 
     /// A call's run is over. Returns the ticket of the call if it came again meanwhile.
     pub fn end(&mut self, lane: u32, number: NonZeroU64, reply: impl FnOnce() -> Option<KeptReply>) -> Option<Ticket> {
-        let lane = self.lanes.get_mut(&lane).filter(|lane| lane.turn.number == number)?;
+        let lane = self.lanes.get_mut(&lane).filter(|lane| lane.call_id.number == number)?;
         let State::Running(again) = &mut lane.state else { return None };
         let again = again.take();
         lane.state = State::Done(reply());
@@ -101,9 +102,49 @@ impl CallLog {
         self.forgotten = self.last;
     }
 
+    /// For [`CallLog::load`]. What still runs is then a call that may have run.
+    pub fn save(&self, out: &mut Vec<u8>) {
+        [self.last, self.forgotten, u64::from(self.is_complete)].iter().for_each(|number| put_u64(out, *number));
+        let mut lanes: Vec<&Lane> = self.lanes.values().collect();
+        lanes.sort_unstable_by_key(|lane| lane.call_id.lane);
+        put_u64(out, lanes.len() as u64);
+        for Lane { call_id, state } in lanes {
+            [call_id.lane.into(), call_id.attempt.into(), call_id.number.get()]
+                .iter()
+                .for_each(|number| put_u64(out, *number));
+            let State::Done(Some(KeptReply { code, meta, parts })) = state else {
+                put_u64(out, 0);
+                continue;
+            };
+            put_u64(out, 1 + parts.len() as u64);
+            out.extend(code.to_le_bytes());
+            put_bytes(out, meta);
+            parts.iter().for_each(|part| put_bytes(out, part));
+        }
+    }
+
+    pub fn load(saved: &mut Reader<'_>) -> Option<Self> {
+        let (last, forgotten, is_complete) = (saved.u64()?, saved.u64()?, saved.u64()? != 0);
+        let mut lanes = HashMap::new();
+        for _ in 0..saved.count(32)? {
+            let (lane, attempt) = (u32::try_from(saved.u64()?).ok()?, u32::try_from(saved.u64()?).ok()?);
+            let call_id = CallId { lane, attempt, number: NonZeroU64::new(saved.u64()?)? };
+            let reply = match saved.u64()? {
+                0 => None,
+                parts => {
+                    let (code, meta) = (i32::from_le_bytes(saved.take(4)?.try_into().ok()?), saved.bytes()?.to_vec());
+                    let parts = (1..parts).map(|_| saved.bytes().map(<[u8]>::to_vec)).collect::<Option<_>>()?;
+                    Some(KeptReply { code, meta, parts })
+                }
+            };
+            lanes.insert(lane, Lane { call_id, state: State::Done(reply) });
+        }
+        Some(Self { lanes, last, forgotten, is_complete })
+    }
+
     /// Calls that run count as well: with more of them than lanes, the oldest are not recognised.
     fn forget_oldest(&mut self) {
-        let Some((lane, number)) = self.lanes.iter().map(|(at, lane)| (*at, lane.turn.number)).min_by_key(|l| l.1)
+        let Some((lane, number)) = self.lanes.iter().map(|(at, lane)| (*at, lane.call_id.number)).min_by_key(|l| l.1)
         else {
             return;
         };

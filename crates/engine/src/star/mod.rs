@@ -1,20 +1,24 @@
 //! Star calls on a parameter server. A call lives on the shard of its connection (`shard.rs`), with the values that
 //! stay between the calls of its step (`steps.rs`); one that comes again over another connection is recognised
-//! (`call_log.rs`). The plans that all sessions share are in one table (`plans.rs`, `server.rs`), of which each shard
-//! keeps a copy. The owner of the kernels is a [`StarHost`].
+//! (`call_log.rs`). If the server has a state (`state.rs`), calls that change something are before or after each flush.
+//! The plans that all sessions share are in one table (`plans.rs`, `server.rs`), of which each shard keeps a copy. The
+//! owner of the kernels is a [`StarHost`].
 
 mod accounts;
 mod call_log;
 mod plans;
 mod server;
 mod shard;
+mod state;
 mod steps;
 
 pub use crate::api::{
     CompiledPlan, Job, Kept, ReplyMeta, Slots, StarCall, StarFailure, StarHost, StarOutcome, StarReply,
 };
+pub(crate) use accounts::Accounts;
 pub(crate) use server::StarServer;
 pub(crate) use shard::{Answer, StarShard};
+pub(crate) use state::{State, StateThread};
 
 use starwire_protocol::code;
 

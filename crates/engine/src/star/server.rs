@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::Refused;
 use super::accounts::Accounts;
 use super::plans::{Claim, Found, Made, Plans};
+use super::state::State;
 use crate::api::{CompiledPlan, StarFailure, StarHost};
 use crate::api::{Host, Ticket};
 use crate::api::{InBody, OutPayload};
@@ -82,6 +83,9 @@ pub struct StarServer<H: Host> {
     plans: Mutex<PlanTable<H>>,
     pub(super) generation: Arc<AtomicU64>,
     pub(super) accounts: Accounts,
+    pub(super) state: Option<State>,
+    /// Of this server's devices.
+    incarnations: Vec<u64>,
     next_tick: AtomicU64,
     evicted: AtomicU64,
 }
@@ -96,14 +100,18 @@ pub struct Registration {
 }
 
 impl<H: Host> StarServer<H> {
-    pub fn new(shared: Arc<Shared<H>>) -> Self {
+    pub fn new(shared: Arc<Shared<H>>, accounts: Accounts, state: Option<State>) -> Self {
         let plans = Plans::new(shared.config.star.plans);
+        let own = || shared.host.star().map(|host| host.incarnations().to_vec());
+        let incarnations = state.as_ref().map(State::incarnations).or_else(own).unwrap_or_default();
         Self {
             shared,
             started: Instant::now(),
             generation: plans.generation(),
             plans: Mutex::new(plans),
-            accounts: Accounts::default(),
+            accounts,
+            state,
+            incarnations,
             next_tick: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
         }
@@ -160,8 +168,7 @@ impl<H: Host> StarServer<H> {
     }
 
     pub(super) fn check_incarnation(&self, expected: u64) -> Result<(), StarFailure> {
-        let known = self.host().is_some_and(|host| host.incarnations().contains(&expected));
-        if expected == 0 || known {
+        if expected == 0 || self.incarnations.contains(&expected) {
             return Ok(());
         }
         let task = &self.shared.config.identity.task;
@@ -191,6 +198,18 @@ impl<H: Host> StarServer<H> {
                 self.answer(&registration, compiled);
             }
             Claim::Waits => {}
+        }
+    }
+
+    /// A call begins that changes something; false: not now. See [`State::enter`].
+    pub(super) fn enter(&self) -> bool {
+        self.state.as_ref().is_none_or(State::enter)
+    }
+
+    /// It has ended, or did not begin after all.
+    pub(super) fn leave(&self) {
+        if let Some(state) = &self.state {
+            state.leave();
         }
     }
 

@@ -63,7 +63,9 @@ struct InFlight<H: Host> {
     cancelled: bool,
     /// It was cancelled because its connection ended.
     lost: bool,
-    turn: Option<CallId>,
+    /// See [`StarServer::enter`].
+    entered: bool,
+    call_id: Option<CallId>,
     /// Whose log has its run.
     logged: Option<Arc<Account>>,
     stage: Stage<H>,
@@ -96,6 +98,8 @@ pub struct StarShard<H: Host> {
     server: Arc<StarServer<H>>,
     steps: Steps<<H::Star as StarHost>::Value>,
     calls: HashMap<(u64, u64), InFlight<H>>,
+    /// Calls that may not run now.
+    held: Vec<Ticket>,
     /// Plans by session, as the shared table had them when it was of this generation.
     known: HashMap<Box<[u8]>, HashMap<PlanHash, FoundPlan<H>>>,
     generation: u64,
@@ -109,6 +113,7 @@ impl<H: Host> StarShard<H> {
         Self {
             steps: Steps::new(config.steps),
             calls: HashMap::new(),
+            held: Vec::new(),
             known: HashMap::new(),
             generation: server.generation.load(Ordering::Acquire),
             inline: config.inline,
@@ -178,7 +183,7 @@ impl<H: Host> StarShard<H> {
         if self.calls.contains_key(&(ticket.conn, ticket.id)) {
             return Err(StarFailure::malformed(format!("starwire: malformed star call: id {} is in use", ticket.id)));
         }
-        let CallHead { flags, step, plan: hash, turn, session, keeps, .. } = head;
+        let CallHead { flags, step, plan: hash, call_id, session, keeps, .. } = head;
         let time = self.time(now);
         let on_record = self.steps.call_began(ticket.conn, step, !keeps.is_empty())?;
         let plan = self.find(session, &hash, time);
@@ -187,8 +192,9 @@ impl<H: Host> StarShard<H> {
         let bytes = body.pieces().iter().map(|piece| piece.len as u64).sum();
         let request = Request { body, keeps, trace, session, table };
         let stage = Stage::Asking(request, hash);
-        let (cancelled, lost, logged) = (false, false, None);
-        let call = InFlight { step, on_record, last, arrived: now, bytes, cancelled, lost, turn, logged, stage };
+        let (cancelled, lost, entered, logged) = (false, false, false, None);
+        let call =
+            InFlight { step, on_record, last, arrived: now, bytes, cancelled, lost, entered, call_id, logged, stage };
         if let Some(plan) = plan {
             return Ok(self.begin(ticket, call, plan, metrics));
         }
@@ -201,11 +207,18 @@ impl<H: Host> StarShard<H> {
 
     /// Runs a call whose plan is known, unless it has run already.
     fn begin(&mut self, ticket: Ticket, mut call: InFlight<H>, plan: Served<H>, metrics: &Recorder) -> Option<Answer> {
-        let turn = call.turn.filter(|_| plan.has_effects);
-        let account = self.steps.account(ticket.conn).filter(|_| turn.is_some()).cloned();
+        call.entered = plan.has_effects && plan.ends_alone;
+        if call.entered && !self.server.enter() {
+            call.entered = false;
+            self.held.push(ticket);
+            self.calls.insert((ticket.conn, ticket.id), call);
+            return None;
+        }
+        let call_id = call.call_id.filter(|_| plan.has_effects);
+        let account = self.steps.account(ticket.conn).filter(|_| call_id.is_some()).cloned();
         let most = usize::try_from(self.server.shared.config.star.steps.calls).unwrap_or(usize::MAX);
-        let begun = match (turn, &account) {
-            (Some(turn), Some(account)) => account.log().begin(turn, ticket, most),
+        let begun = match (call_id, &account) {
+            (Some(call_id), Some(account)) => account.log().begin(call_id, ticket, most),
             (Some(_), None) => Err(Refused::Gone),
             (None, _) => Ok(Begin::Run),
         };
@@ -217,6 +230,9 @@ impl<H: Host> StarShard<H> {
             };
             self.calls.insert((ticket.conn, ticket.id), call);
             return None;
+        }
+        if call.entered {
+            self.server.leave();
         }
         self.end(ticket, &call, None, metrics);
         match begun {
@@ -285,10 +301,24 @@ impl<H: Host> StarShard<H> {
 
     pub fn execute(&mut self, command: StarCommand<H>, now: Instant, metrics: &Recorder) -> Option<(u64, Answer)> {
         let (ticket, answer) = match command {
-            StarCommand::Done { ticket, outcome } => (ticket, self.done(ticket, outcome, now, metrics)),
+            StarCommand::Done { ticket, outcome } => {
+                let entered = self.calls.get(&(ticket.conn, ticket.id)).is_some_and(|call| call.entered);
+                let answer = self.done(ticket, outcome, now, metrics);
+                if entered {
+                    self.server.leave();
+                }
+                (ticket, answer)
+            }
             StarCommand::Adopted { ticket, result } => (ticket, self.adopted(ticket, result, now, metrics)),
             StarCommand::Forget => {
                 self.known.clear();
+                return None;
+            }
+            StarCommand::Opened => {
+                for ticket in std::mem::take(&mut self.held) {
+                    let again = StarCommand::Adopted { ticket, result: Ok(()) };
+                    self.server.shared.send(shard_of(ticket.conn), Command::Star(Box::new(again)));
+                }
                 return None;
             }
         };
@@ -321,8 +351,10 @@ impl<H: Host> StarShard<H> {
             Err(_) if call.lost => self.refusal(ticket, Refused::MayHaveRun.into()),
             Err(failure) => self.refusal(ticket, failure),
         };
-        let Some((account, turn)) = call.logged.zip(call.turn) else { return Some(answer) };
-        let Some(again) = account.log().end(turn.lane, turn.number, || answer.copy()) else { return Some(answer) };
+        let Some((account, call_id)) = call.logged.zip(call.call_id) else { return Some(answer) };
+        let Some(again) = account.log().end(call_id.lane, call_id.number, || answer.copy()) else {
+            return Some(answer);
+        };
         metrics.star_calls_repeated.add(1);
         let (Ticket { conn, id }, Answer { code, meta, payload, .. }) = (again, answer);
         self.server.shared.send(shard_of(conn), Command::Reply { conn, id, code, meta, payload });

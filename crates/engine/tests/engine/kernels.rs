@@ -10,6 +10,7 @@ use starwire_engine::star::{
 };
 use starwire_engine::{OutPayload, Ticket};
 use starwire_protocol::code;
+use starwire_state::{Definition, Flush, Store};
 
 use super::{Engine, PATIENCE, eventually};
 
@@ -28,6 +29,9 @@ pub struct Seen {
     pub runs: AtomicU64,
     /// Runs of plans that "hold" go on.
     pub released: AtomicBool,
+    /// Updates that have ended: the only variable, which the state keeps. And what was written of it, by its id there.
+    pub updates: AtomicU64,
+    pub written: Mutex<Option<(u32, u64)>>,
     /// The session "two" was deleted, and the engine has not been told.
     pub two_is_gone: AtomicBool,
 }
@@ -126,6 +130,7 @@ impl StarHost for Kernels {
         let outcome = StarOutcome { result: table.map(reply), run, cost, inline: call.inline };
         let (seen, ticket, plan) = (self.0.clone(), call.ticket, call.plan.clone());
         if call.inline {
+            seen.updates.fetch_add(u64::from(plan.0.contains("update")), Ordering::Relaxed);
             done(&seen, ticket, outcome);
             return None;
         }
@@ -135,6 +140,7 @@ impl StarHost for Kernels {
             if plan.0.contains("hold") {
                 eventually("the test releases the run", || seen.released.load(Ordering::Relaxed));
             }
+            seen.updates.fetch_add(u64::from(plan.0.contains("update")), Ordering::Relaxed);
             if !plan.0.contains("block") {
                 return done(&seen, ticket, outcome);
             }
@@ -147,6 +153,30 @@ impl StarHost for Kernels {
             done(&seen, ticket, StarOutcome { result, ..outcome });
         });
         Some(run)
+    }
+
+    fn restore(&self, state: &Store) -> Result<(), StarFailure> {
+        assert_eq!(state.incarnations(), [INCARNATION]);
+        if let Some((id, _)) = state.variables().next() {
+            let mut updates = [0; 8];
+            state.read(id, &mut updates).unwrap();
+            let updates = u64::from_le_bytes(updates);
+            self.0.updates.store(updates, Ordering::Relaxed);
+            *self.0.written.lock().unwrap() = Some((id, updates));
+        }
+        Ok(())
+    }
+
+    fn changes(&self, flush: &mut Flush<'_>, early: bool) {
+        let mut written = self.0.written.lock().unwrap();
+        let updates = self.0.updates.load(Ordering::Relaxed);
+        if early || written.is_some_and(|(_, before)| before == updates) {
+            return;
+        }
+        let new = || flush.variable(Definition { bytes: b"updates".to_vec(), dims: Vec::new(), rows: 1, row_bytes: 8 });
+        let id = written.map_or_else(new, |(id, _)| id);
+        flush.rows(id, 0, &updates.to_le_bytes());
+        *written = Some((id, updates));
     }
 
     fn cancel(&self, run: &Arc<Run>) {

@@ -1,8 +1,10 @@
 //! Star calls over real connections, to kernels without TensorFlow.
 
+use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -35,7 +37,7 @@ fn pair(env: &[(&str, &str)]) -> Pair {
 /// The head of a call of this plan.
 fn head<'a>(session: &'a str, plan: &str, step: i64) -> CallHead<'a> {
     let (plan, session) = (plan_hash(plan.as_bytes()), session.as_bytes());
-    CallHead { flags: 0, step, incarnation: INCARNATION, plan, turn: None, session, keeps: Vec::new() }
+    CallHead { flags: 0, step, incarnation: INCARNATION, plan, call_id: None, session, keeps: Vec::new() }
 }
 
 fn keeping<'a>(session: &'a str, plan: &str, step: i64, slots: &[u32]) -> CallHead<'a> {
@@ -231,9 +233,9 @@ impl Wire {
 
     /// Sends a call of this plan in lane 0.
     fn call(&mut self, plan: &str, number: u64, attempt: u32) {
-        let turn = Some(CallId { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() });
+        let call_id = Some(CallId { lane: 0, attempt, number: NonZeroU64::new(number).unwrap() });
         let mut meta = Vec::new();
-        CallHead { turn, ..head("one", plan, 1) }.write(&mut meta).unwrap();
+        CallHead { call_id, ..head("one", plan, 1) }.write(&mut meta).unwrap();
         meta.extend(b"table");
         self.sent += 1;
         let call = admission::frame(admission::CALL, CALL, self.sent, &[0], &meta);
@@ -305,6 +307,98 @@ fn a_call_that_comes_again_over_another_connection_runs_once() {
     wire.call("read", 4, 1);
     wire.gets_its_table();
     assert_eq!(kernels.runs.load(Relaxed), 5);
+}
+
+/// A folder that is removed at the end, and a copy of it: what a server finds that was killed then.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("starwire-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        Self(path)
+    }
+
+    fn copy(&self, name: &str) -> Self {
+        let copy = Self::new(name);
+        for entry in fs::read_dir(self.0.join("ps-0")).unwrap() {
+            let path = entry.unwrap().path();
+            fs::create_dir_all(copy.0.join("ps-0")).unwrap();
+            fs::copy(&path, copy.0.join("ps-0").join(path.file_name().unwrap())).unwrap();
+        }
+        copy
+    }
+
+    fn pair(&self) -> Pair {
+        let pair = pair(&[admission::ANY_WAY, ("STARWIRE_STATE", self.0.to_str().unwrap())]);
+        for plan in ["hold, then update", "update", "read"] {
+            assert_eq!(pair.register("one", plan).code, 0);
+        }
+        pair
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_server_that_was_killed_has_whole_calls_back_and_recognises_them() {
+    let folder = Folder::new("killed");
+    let pair = folder.pair();
+    let mut wire = Wire::to(&pair.ps);
+    wire.call("update", 1, 0);
+    wire.gets_its_table();
+    eventually("it is written", || count(&pair.ps, "starwire_state_flushes_total") > 0);
+    eventually("nothing else is", || pair.ps.seen.kernels.written.lock().unwrap().is_some_and(|(_, all)| all == 1));
+    std::thread::sleep(Duration::from_millis(100));
+    let killed = folder.copy("killed-copy");
+    wire.call("update", 2, 0);
+    wire.gets_its_table();
+    // The end of a server writes everything.
+    drop(pair);
+
+    let pair = killed.pair();
+    let kernels = &pair.ps.seen.kernels;
+    assert_eq!(kernels.updates.load(Relaxed), 1);
+    let mut wire = Wire::to(&pair.ps);
+    wire.call("update", 1, 1);
+    wire.gets_its_table();
+    assert_eq!((kernels.runs.load(Relaxed), kernels.updates.load(Relaxed)), (0, 1), "it has run");
+    wire.call("update", 2, 1);
+    wire.gets_its_table();
+    assert_eq!((kernels.runs.load(Relaxed), kernels.updates.load(Relaxed)), (1, 2), "its run was lost");
+    drop(pair);
+
+    for folder in [&folder, &killed] {
+        let pair = folder.pair();
+        let mut wire = Wire::to(&pair.ps);
+        wire.call("update", 2, 2);
+        wire.gets_its_table();
+        assert_eq!(pair.ps.seen.kernels.updates.load(Relaxed), 2);
+        pair.has("calls_repeated_total", 1.0);
+    }
+}
+
+#[test]
+fn calls_run_while_a_flush_waits_for_one_that_does_not_end() {
+    let folder = Folder::new("waits");
+    let pair = folder.pair();
+    let kernels = &pair.ps.seen.kernels;
+    let mut slow = Wire::to(&pair.ps);
+    slow.call("hold, then update", 1, 0);
+    eventually("it runs", || kernels.runs.load(Relaxed) == 1);
+    for number in 0..30 {
+        assert_eq!(table(&pair.call(&head("one", "update", number), "goes on")), "goes on");
+        assert_eq!(table(&pair.call(&head("one", "read", number), "reads")), "reads");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(kernels.written.lock().unwrap().is_none_or(|(_, updates)| updates == 0), "never a part of a call");
+    kernels.released.store(true, Relaxed);
+    slow.gets_its_table();
+    eventually("everything is written", || kernels.written.lock().unwrap().is_some_and(|(_, all)| all == 31));
 }
 
 #[test]

@@ -1,0 +1,545 @@
+#include "cc/star/state.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <unordered_map>
+#include <utility>
+
+#include "cc/base/compat_executor.h"
+#include "cc/base/compat_tensor.h"
+#include "cc/base/handles.h"
+#include "cc/base/status_codec.h"
+#include "cc/executor/session_subgraph.h"
+#include "cc/graph/operations.h"
+#include "cc/tensor/elements.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
+#include "tensorflow/core/distributed_runtime/session_mgr.h"
+#include "tensorflow/core/framework/node_def_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/lib/strings/proto_serialization.h"
+#include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/protobuf/config.pb.h"
+
+namespace starwire {
+
+using tensorflow::DataType;
+using tensorflow::Device;
+using tensorflow::GraphDef;
+using tensorflow::NodeDef;
+using tensorflow::OpDef;
+using tensorflow::Tensor;
+using tensorflow::Var;
+using tensorflow::WorkerEnv;
+
+namespace {
+
+// Less is written while nothing else runs.
+constexpr uint64_t kWorthAnEarlyWrite = 64 << 10;
+// A handle with this name is created anew each time.
+constexpr char kAnonymous[] = "cd2c89b7-88b7-44c8-ad83-06c2a9158347";
+
+std::string Text(const NodeDef& node, const char* attribute) {
+  const auto found = node.attr().find(attribute);
+  return found == node.attr().end() ? std::string() : found->second.s();
+}
+
+bool IsHandle(const NodeDef& node) { return node.op() == "VarHandleOp"; }
+
+// Those whose content is kept.
+bool IsKept(const NodeDef& node) {
+  const bool is_reference = node.op() == "VariableV2" || node.op() == "Variable";
+  const auto type = node.attr().find("dtype");
+  if (type == node.attr().end() || RawSize(type->second.type()) == 0) return false;
+  return is_reference || (IsHandle(node) && Text(node, "shared_name") != kAnonymous);
+}
+
+// The part of a node that says which variable it is.
+NodeDef DefinitionOf(const NodeDef& node) {
+  NodeDef definition;
+  definition.set_name(node.name());
+  definition.set_op(node.op());
+  definition.set_device(node.device());
+  for (const auto& attribute : node.attr()) {
+    if (attribute.first[0] != '_') (*definition.mutable_attr())[attribute.first] = attribute.second;
+  }
+  return definition;
+}
+
+std::string NameOf(const NodeDef& node) {
+  const std::string shared = Text(node, "shared_name");
+  return shared.empty() && !IsHandle(node) ? node.name() : shared;
+}
+
+void AddType(const char* name, DataType type, NodeDef* node) { (*node->mutable_attr())[name].set_type(type); }
+
+NodeDef* AddNode(const std::string& name, const std::string& op, const std::string& device, GraphDef* graph) {
+  NodeDef* node = graph->add_node();
+  node->set_name(name);
+  node->set_op(op);
+  node->set_device(device);
+  return node;
+}
+
+// A run whose end is waited for.
+class WaitedRun : public Step {
+ public:
+  void OnDone(const Status& status) override {
+    std::lock_guard<std::mutex> lock(mu_);
+    status_ = status;
+    is_over_ = true;
+    over_.notify_all();
+  }
+  Status Run(const SessionSubgraph& subgraph, WorkerEnv* env) {
+    tensorflow::ScopedStepContainer container(0, [](const std::string&) {}, "starwire_state");
+    args.step_container = &container;
+    args.run_all_kernels_inline = true;
+    auto* pool = env->compute_pool;
+    args.runner = [pool](std::function<void()> work) { pool->Schedule(std::move(work)); };
+    fetches.resize(subgraph.num_fetches());
+    subgraph.Run(this);
+    std::unique_lock<std::mutex> lock(mu_);
+    over_.wait(lock, [this] { return is_over_; });
+    return status_;
+  }
+
+ private:
+  std::mutex mu_;
+  std::condition_variable over_;
+  bool is_over_ = false;
+  Status status_;
+};
+
+Status Register(WorkerEnv* env, const GraphDef& graph, std::unique_ptr<SessionSubgraph>* out) {
+  return SessionSubgraph::Register(env->session_mgr->LegacySession(), std::string(), graph, tensorflow::ConfigProto(),
+                                   /*threads=*/1, KernelOwner::kSubgraph, out);
+}
+
+}  // namespace
+
+// One variable: what has changed of it since it was written. Everything, at first.
+class StateVariable {
+ public:
+  StateVariable(WorkerEnv* env, NodeDef definition)
+      : env_(env), definition_(std::move(definition)), dtype_(definition_.attr().at("dtype").type()) {}
+
+  // It is stored like this.
+  void IsStored(const sw_state_variable& stored) {
+    id_ = stored.id;
+    dims_.assign(stored.dims, stored.dims + stored.n_dims);
+    std::lock_guard<std::mutex> lock(mu_);
+    rows_ = stored.rows;
+    row_bytes_ = stored.row_bytes;
+    all_ = false;
+  }
+
+  void AllChanged() {
+    std::lock_guard<std::mutex> lock(mu_);
+    all_ = true;
+    rows_changed_.clear();
+    count_ = 0;
+  }
+
+  void RowsChanged(const Tensor& ids) {
+    if (ids.dtype() == tensorflow::DT_INT32) {
+      Mark(ids.flat<int32_t>().data(), ids.NumElements());
+    } else if (ids.dtype() == tensorflow::DT_INT64) {
+      Mark(ids.flat<Int64>().data(), ids.NumElements());
+    } else {
+      AllChanged();
+    }
+  }
+
+  // One thread at a time.
+  void Write(sw_changes* changes, bool early) {
+    bool all = false;
+    std::vector<uint64_t> rows;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      if (!all_ && count_ == 0) return;
+      const uint64_t bytes = (all_ ? rows_ : count_) * row_bytes_;
+      // What changes as a whole every second would only be written twice.
+      if (early && id_ != 0 && (bytes < kWorthAnEarlyWrite || (all_ && was_all_))) return;
+      all = std::exchange(all_, false);
+      was_all_ = all && (!early || was_all_);
+      rows = std::exchange(rows_changed_, {});
+      count_ = 0;
+    }
+    const bool exists = Read([&](const Tensor& value) {
+      if (early && id_ == 0 && value.TotalBytes() < kWorthAnEarlyWrite) return false;
+      WriteRows(changes, value, all, rows);
+      return true;
+    });
+    if (exists) return;
+    // It may be made at any time.
+    AllChanged();
+    if (!early && id_ != 0) {
+      sw_changes_gone(changes, std::exchange(id_, 0));
+      SetSize(0, 0);
+    }
+  }
+
+  // Makes the variable.
+  Status Make(const Tensor& value) {
+    Device* device = nullptr;
+    Status status = FindDevice(&device);
+    if (!status.ok()) return status;
+    if (IsHandle(definition_)) {
+      auto* variable = new Var(dtype_);
+      *variable->tensor() = value;
+      variable->is_initialized = true;
+      return device->resource_manager()->Create(Container(device), NameOf(definition_), variable);
+    }
+    GraphDef graph;
+    *graph.add_node() = definition_;
+    const std::string name = definition_.name(), &place = definition_.device();
+    NodeDef* feed = AddNode(name + "_starwire_value", "_Arg", place, &graph);
+    AddType("T", dtype_, feed);
+    (*feed->mutable_attr())["index"].set_i(0);
+    NodeDef* assign = AddNode(name + "_starwire_assign", "Assign", place, &graph);
+    assign->add_input(name);
+    assign->add_input(feed->name());
+    AddType("T", dtype_, assign);
+    (*assign->mutable_attr())["validate_shape"].set_b(false);
+    (*assign->mutable_attr())["use_locking"].set_b(true);
+    std::unique_ptr<SessionSubgraph> subgraph;
+    status = Register(env_, graph, &subgraph);
+    if (!status.ok()) return status;
+    WaitedRun run;
+    run.feeds = {value};
+    return run.Run(*subgraph, env_);
+  }
+
+  DataType dtype() const { return dtype_; }
+  Status FindDevice(Device** device) const { return env_->device_mgr->LookupDevice(definition_.device(), device); }
+
+ private:
+  std::string Container(Device* device) const {
+    const std::string container = Text(definition_, "container");
+    return container.empty() ? device->resource_manager()->default_container() : container;
+  }
+
+  template <typename Id>
+  void Mark(const Id* ids, int64_t n) {
+    std::lock_guard<std::mutex> lock(mu_);
+    if (all_) return;
+    if (rows_changed_.empty()) rows_changed_.resize((rows_ + 63) / 64);
+    for (int64_t i = 0; i < n; ++i) {
+      const auto row = static_cast<uint64_t>(ids[i]);
+      // The update has failed.
+      if (row >= rows_) continue;
+      uint64_t& word = rows_changed_[row / 64];
+      const uint64_t bit = uint64_t{1} << (row % 64);
+      count_ += (word & bit) == 0 ? 1 : 0;
+      word |= bit;
+    }
+  }
+
+  void SetSize(uint64_t rows, uint64_t row_bytes) {
+    std::lock_guard<std::mutex> lock(mu_);
+    rows_ = rows;
+    row_bytes_ = row_bytes;
+  }
+
+  // Calls `use` with the value while nobody assigns another one. False: there is none, or `use` returned false.
+  bool Read(const std::function<bool(const Tensor& value)>& use) {
+    Device* device = nullptr;
+    if (!FindDevice(&device).ok()) return false;
+    if (!IsHandle(definition_)) return ReadReference(use);
+    Var* variable = nullptr;
+    if (!device->resource_manager()->Lookup(Container(device), NameOf(definition_), &variable).ok()) return false;
+    const tensorflow::core::ScopedUnref unref(variable);
+    tensorflow::tf_shared_lock lock(*variable->mu());
+    return variable->is_initialized && variable->tensor()->dtype() == dtype_ && use(*variable->tensor());
+  }
+
+  bool ReadReference(const std::function<bool(const Tensor& value)>& use) {
+    if (reader_ == nullptr) {
+      GraphDef graph;
+      *graph.add_node() = definition_;
+      const std::string name = definition_.name(), &place = definition_.device();
+      NodeDef* read = AddNode(name + "_starwire_read", "Identity", place, &graph);
+      read->add_input(name);
+      AddType("T", dtype_, read);
+      NodeDef* fetch = AddNode(name + "_starwire_value", "_Retval", place, &graph);
+      fetch->add_input(read->name());
+      AddType("T", dtype_, fetch);
+      (*fetch->mutable_attr())["index"].set_i(0);
+      const Status status = Register(env_, graph, &reader_);
+      if (!status.ok()) {
+        LOG(ERROR) << "starwire: the state will lack " << name << ": " << StatusMessage(status);
+        return false;
+      }
+    }
+    WaitedRun run;
+    // An error: the variable has no value yet.
+    if (!run.Run(*reader_, env_).ok() || run.fetches[0].dead) return false;
+    return use(run.fetches[0].tensor);
+  }
+
+  void WriteRows(sw_changes* changes, const Tensor& value, bool all, const std::vector<uint64_t>& rows) {
+    std::vector<uint64_t> dims;
+    for (int i = 0; i < value.dims(); ++i) dims.push_back(static_cast<uint64_t>(value.dim_size(i)));
+    const auto content = value.tensor_data();
+    const auto* bytes = reinterpret_cast<const uint8_t*>(content.data());
+    const uint64_t n = content.empty() ? 0 : dims.empty() ? 1 : dims[0];
+    const uint64_t row_bytes = n == 0 ? 0 : content.size() / n;
+    if (id_ == 0 || dims != dims_) {
+      if (id_ != 0) sw_changes_gone(changes, id_);
+      std::string definition;
+      tensorflow::SerializeToStringDeterministic(definition_, &definition);
+      const sw_state_variable variable = {0, AsBytes(definition), dims.data(), dims.size(), n, row_bytes};
+      id_ = sw_changes_variable(changes, &variable);
+      dims_ = std::move(dims);
+      SetSize(n, row_bytes);
+      all = true;
+    }
+    if (n == 0) return;
+    if (all) {
+      sw_changes_rows(changes, id_, 0, {bytes, content.size()});
+      return;
+    }
+    const auto is_changed = [&rows](uint64_t row) { return (rows[row / 64] >> (row % 64) & 1) != 0; };
+    for (uint64_t row = 0; row < n; ++row) {
+      if (row % 64 == 0 && rows[row / 64] == 0) {
+        row += 63;
+        continue;
+      }
+      if (!is_changed(row)) continue;
+      const uint64_t first = row;
+      while (row + 1 < n && is_changed(row + 1)) ++row;
+      sw_changes_rows(changes, id_, first, {bytes + first * row_bytes, (row + 1 - first) * row_bytes});
+    }
+  }
+
+  WorkerEnv* const env_;
+  const NodeDef definition_;
+  const DataType dtype_;
+  // Of the thread that writes.
+  std::unique_ptr<SessionSubgraph> reader_;
+  uint32_t id_ = 0;  // 0: it is not stored
+  bool was_all_ = false;  // the last time, it had changed as a whole
+  std::vector<uint64_t> dims_;
+
+  std::mutex mu_;
+  // All guarded by mu_.
+  uint64_t rows_ = 0;
+  uint64_t row_bytes_ = 0;
+  bool all_ = true;
+  std::vector<uint64_t> rows_changed_;  // a bit for each row
+  uint64_t count_ = 0;
+};
+
+StarState::StarState(WorkerEnv* env) : env_(env) {}
+
+StarState::~StarState() = default;
+
+Status StarState::Restore(const sw_state* state) {
+  size_t n = 0;
+  const uint64_t* incarnations = sw_state_incarnations(state, &n);
+  const std::vector<Device*> devices = env_->device_mgr->ListDevices();
+  if (n != devices.size()) {
+    return MakeStatus(kFailedPrecondition, "the state is of a task with " + std::to_string(n) +
+                                               " devices, but this one has " + std::to_string(devices.size()));
+  }
+  for (size_t i = 0; i < n; ++i) {
+    // Sessions recognise the task by them.
+    const_cast<tensorflow::DeviceAttributes&>(devices[i]->attributes()).set_incarnation(incarnations[i]);
+  }
+  sw_state_variable stored = {};
+  for (size_t at = 0; sw_state_variable_at(state, at, &stored) != 0; ++at) {
+    const Status status = RestoreOne(state, stored);
+    if (!status.ok()) return status;
+  }
+  is_on_.store(true, std::memory_order_release);
+  return OkStatus();
+}
+
+Status StarState::RestoreOne(const sw_state* state, const sw_state_variable& stored) {
+  NodeDef node;
+  if (!node.ParseFromString(AsString(stored.definition)) || !IsKept(node)) {
+    return MakeStatus(kDataLoss, "the definition of variable " + std::to_string(stored.id) + " cannot be read");
+  }
+  const std::shared_ptr<StateVariable> variable = Know(node);
+  Device* device = nullptr;
+  Status status = variable->FindDevice(&device);
+  std::vector<Int64> dims(stored.dims, stored.dims + stored.n_dims);
+  tensorflow::TensorShape shape;
+  if (status.ok()) status = BuildShape(dims.data(), dims.size(), &shape);
+  if (status.ok()) {
+    Tensor value(device->GetAllocator({}), variable->dtype(), shape);
+    const auto content = value.tensor_data();
+    if (!value.IsInitialized() || content.size() != stored.rows * stored.row_bytes) {
+      status = MakeStatus(kResourceExhausted, "there is no memory for its value");
+    } else {
+      ErrorHandle error;
+      const sw_code code =
+          sw_state_read(state, stored.id, const_cast<char*>(content.data()), content.size(), Into(&error));
+      status = code == 0 ? variable->Make(value) : StatusFromError(code, error);
+    }
+  }
+  if (!status.ok()) return WithMessage(status, "variable " + NameOf(node) + ": " + StatusMessage(status));
+  variable->IsStored(stored);
+  return OkStatus();
+}
+
+std::shared_ptr<StateVariable> StarState::Know(const NodeDef& node) {
+  const std::string key = Text(node, "container") + '\0' + (IsHandle(node) ? "handle" : "reference") + '\0' +
+                          NameOf(node);
+  std::lock_guard<std::mutex> lock(mu_);
+  std::shared_ptr<StateVariable>& known = variables_[key];
+  if (known == nullptr) known = std::make_shared<StateVariable>(env_, DefinitionOf(node));
+  return known;
+}
+
+std::vector<std::shared_ptr<StateVariable>> StarState::All() {
+  std::vector<std::shared_ptr<StateVariable>> all;
+  std::lock_guard<std::mutex> lock(mu_);
+  for (const auto& entry : variables_) all.push_back(entry.second);
+  return all;
+}
+
+namespace {
+
+// A plan's nodes by name.
+class PlanNodes {
+ public:
+  explicit PlanNodes(const GraphDef& plan) {
+    for (const NodeDef& node : plan.node()) nodes_[node.name()] = &node;
+  }
+
+  // The node that makes an input; null: it is none of the plan's, or makes another output than the first.
+  const NodeDef* SourceOf(const std::string& input) const {
+    const size_t colon = input.find(':');
+    if (colon != std::string::npos && input.substr(colon) != ":0") return nullptr;
+    const auto found = nodes_.find(input.substr(0, colon));
+    return found == nodes_.end() ? nullptr : found->second;
+  }
+
+  // The node whose variable, or other object, an input refers to; null: nobody knows.
+  const NodeDef* ObjectOf(const std::string& input) const {
+    const NodeDef* node = SourceOf(input);
+    while (node != nullptr && (KnowledgeOf(node->op()) & SW_OP_FORWARDS) != 0 && node->input_size() > 0) {
+      node = SourceOf(node->input(0));
+    }
+    return node != nullptr && (KnowledgeOf(node->op()) & SW_OP_IS_NAMED) != 0 ? node : nullptr;
+  }
+
+  // The number of the feed whose value an input has; negative: it is none.
+  int FeedOf(const std::string& input) const {
+    const NodeDef* node = SourceOf(input);
+    while (node != nullptr && node->op() == "Identity" && node->input_size() > 0) node = SourceOf(node->input(0));
+    if (node == nullptr || node->op() != "_Arg") return -1;
+    const auto index = node->attr().find("index");
+    return index == node->attr().end() ? -1 : static_cast<int>(index->second.i());
+  }
+
+ private:
+  std::unordered_map<std::string, const NodeDef*> nodes_;
+};
+
+// Whether the node may change something, as far as the op table knows.
+bool MayChange(const NodeDef& node) {
+  if (node.op() == "_Arg" || node.op() == "_Retval") return false;
+  const uint32_t known = KnowledgeOf(node.op());
+  if (HasFunctions(node)) return true;
+  if ((known & SW_OP_FORWARDS) != 0 && (known & SW_OP_UPDATES) == 0) return false;
+  return (known & (SW_OP_IS_PURE | SW_OP_IS_VARIABLE | SW_OP_READS)) == 0;
+}
+
+bool IsReferenceOrHandle(DataType type) { return tensorflow::IsRefType(type) || type == tensorflow::DT_RESOURCE; }
+
+// Operations whose input `indices` has the first dimension of the rows that they change, in all variables they take.
+bool IsSparse(const std::string& op) {
+  static const char* const kBeginnings[] = {"SparseApply", "ResourceSparseApply"};
+  static const char* const kScatters[] = {"Add", "Sub", "Mul", "Div", "Min", "Max", "Update"};
+  for (const char* beginning : kBeginnings) {
+    if (op.compare(0, std::strlen(beginning), beginning) == 0) return true;
+  }
+  return std::any_of(std::begin(kScatters), std::end(kScatters), [&op](const char* kind) {
+    return op == std::string("Scatter") + kind || op == std::string("ResourceScatter") + kind;
+  });
+}
+
+// The position of the input `indices`; negative: there is none, or it is not certain.
+int IndicesOf(const OpDef& op) {
+  for (int i = 0; i < op.input_arg_size(); ++i) {
+    const auto& arg = op.input_arg(i);
+    if (!arg.number_attr().empty() || !arg.type_list_attr().empty()) return -1;
+    if (arg.name() == "indices") return i;
+  }
+  return -1;
+}
+
+}  // namespace
+
+std::vector<StateUpdate> StarState::UpdatesOf(const GraphDef& plan) {
+  std::vector<StateUpdate> updates;
+  const PlanNodes nodes(plan);
+  for (const NodeDef& node : plan.node()) {
+    if (IsKept(node)) Know(node);
+    if (!MayChange(node)) continue;
+    const OpDef* op = nullptr;
+    tensorflow::DataTypeVector inputs, outputs;
+    const bool is_known = (KnowledgeOf(node.op()) & SW_OP_KNOWN) != 0 && !HasFunctions(node) &&
+                          tensorflow::OpRegistry::Global()->LookUpOpDef(node.op(), &op).ok() &&
+                          tensorflow::InOutTypesForNode(node, *op, &inputs, &outputs).ok();
+    if (!is_known || inputs.size() > static_cast<size_t>(node.input_size())) {
+      updates.push_back({nullptr, -1});
+      continue;
+    }
+    const int indices = IsSparse(node.op()) ? IndicesOf(*op) : -1;
+    const int feed = indices < 0 ? -1 : nodes.FeedOf(node.input(indices));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!IsReferenceOrHandle(inputs[i])) continue;
+      const NodeDef* object = nodes.ObjectOf(node.input(static_cast<int>(i)));
+      if (object == nullptr) {
+        updates.push_back({nullptr, -1});
+      } else if (IsKept(*object)) {
+        updates.push_back({Know(*object), feed});
+      }
+    }
+  }
+  return updates;
+}
+
+void StarState::Changed(const std::vector<StateUpdate>& updates, const std::vector<Tensor>& ids) {
+  for (size_t i = 0; i < updates.size(); ++i) {
+    if (updates[i].variable == nullptr) {
+      AllChanged();
+    } else if (updates[i].feed < 0) {
+      updates[i].variable->AllChanged();
+    } else {
+      updates[i].variable->RowsChanged(ids[i]);
+    }
+  }
+}
+
+void StarState::AllChanged() {
+  for (const auto& variable : All()) variable->AllChanged();
+}
+
+bool StarState::MayUpdate(const GraphDef& graph) {
+  if (graph.library().function_size() > 0) return true;
+  return std::any_of(graph.node().begin(), graph.node().end(), [](const NodeDef& node) {
+    static const char* const kTransfers[] = {"_Send", "_Recv", "_HostSend", "_HostRecv"};
+    const auto is_op = [&node](const char* op) { return node.op() == op; };
+    if (!MayChange(node) || std::any_of(std::begin(kTransfers), std::end(kTransfers), is_op)) return false;
+    const OpDef* op = nullptr;
+    tensorflow::DataTypeVector inputs, outputs;
+    const bool is_known = (KnowledgeOf(node.op()) & SW_OP_KNOWN) != 0 && !HasFunctions(node) &&
+                          tensorflow::OpRegistry::Global()->LookUpOpDef(node.op(), &op).ok() &&
+                          tensorflow::InOutTypesForNode(node, *op, &inputs, &outputs).ok();
+    return !is_known || std::any_of(inputs.begin(), inputs.end(), IsReferenceOrHandle);
+  });
+}
+
+void StarState::Write(sw_changes* changes, bool early) {
+  for (const auto& variable : All()) variable->Write(changes, early);
+}
+
+}  // namespace starwire

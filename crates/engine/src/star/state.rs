@@ -1,0 +1,307 @@
+//! The state of a parameter server that outlives its process: a thread that writes what has changed, every second.
+//!
+//! A call that changes something and ends by itself is before or after a flush as a whole, with its entry in the log
+//! of calls: the gate keeps new ones waiting on their reactors until those that run have ended and the changes are
+//! copied. Nobody waits for the disk.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use super::StarHost;
+use super::accounts::Accounts;
+use super::server::StarServer;
+use crate::api::{Host, Level, StarFailure};
+use crate::command::{Command, StarCommand};
+use crate::config::Identity;
+use crate::error::EngineError;
+use crate::shared::Shared;
+use starwire_state::{Committed, StateError, Store};
+
+/// How old the state in the folder may be.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// For so long, calls wait for those that run already; then these get more time, up to …
+const LEAST_WAIT: Duration = Duration::from_millis(100);
+/// … so much.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// Lets calls in, or waits until none is inside.
+#[derive(Default)]
+struct Gate {
+    /// The calls inside, and [`CLOSED`].
+    state: AtomicU64,
+    /// Whoever closes it.
+    waits: OnceLock<Thread>,
+}
+
+const CLOSED: u64 = 1 << 63;
+
+impl Gate {
+    fn enter(&self) -> bool {
+        let enter = |state| (state & CLOSED == 0).then_some(state + 1);
+        self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_ok()
+    }
+
+    fn leave(&self) {
+        if self.state.fetch_sub(1, Ordering::Release) == CLOSED + 1 {
+            if let Some(thread) = self.waits.get() {
+                thread.unpark();
+            }
+        }
+    }
+
+    /// Returns whether nobody is inside.
+    fn close(&self, limit: Duration) -> bool {
+        self.state.fetch_or(CLOSED, Ordering::Relaxed);
+        let until = Instant::now() + limit;
+        loop {
+            if self.state.load(Ordering::Acquire) == CLOSED {
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            std::thread::park_timeout(left);
+        }
+    }
+
+    fn open(&self) {
+        self.state.fetch_and(!CLOSED, Ordering::Release);
+    }
+}
+
+pub(crate) struct State {
+    gate: Gate,
+    incarnations: Vec<u64>,
+    /// None: the server was stopped, and another one may use the folder.
+    store: Mutex<Option<Store>>,
+    stops: AtomicBool,
+}
+
+impl State {
+    /// Opens the state if this server has one, and restores what is there.
+    pub fn open<H: Host>(shared: &Shared<H>, accounts: &Accounts) -> Result<Option<Self>, StateError> {
+        let (Some(folder), Some(host)) = (&shared.config.state, shared.host.star()) else { return Ok(None) };
+        let identity = &shared.config.identity;
+        let folder = Path::new(folder).join(folder_name(identity));
+        let owner = match shared.config.cluster_id.as_str() {
+            "" => identity.task.clone(),
+            cluster => format!("{} of cluster {cluster}", identity.task),
+        };
+        let store = Store::open(&folder, &owner, host.incarnations())?;
+        if accounts.load(store.calls(), Instant::now()).is_none() && !store.calls().is_empty() {
+            return Err(StateError::Calls { folder });
+        }
+        let failed = |failure: StarFailure| StateError::Restore { folder: folder.clone(), message: failure.message };
+        host.restore(&store).map_err(failed)?;
+        let line = match store.last_flush() {
+            (0, _) => format!("starwire: {} keeps its state in {}", identity.task, folder.display()),
+            (flush, _) => format!(
+                "starwire: {} has its state back from {}: {} variables, {} bytes, flush {flush}",
+                identity.task,
+                folder.display(),
+                store.variables().count(),
+                store.bytes()
+            ),
+        };
+        shared.host.log(Level::Info, &line);
+        let incarnations = store.incarnations().to_vec();
+        let store = Mutex::new(Some(store));
+        Ok(Some(Self { gate: Gate::default(), incarnations, store, stops: AtomicBool::new(false) }))
+    }
+
+    pub fn incarnations(&self) -> Vec<u64> {
+        self.incarnations.clone()
+    }
+
+    /// A call that changes something begins. False: not before [`StarCommand::Opened`].
+    pub fn enter(&self) -> bool {
+        self.gate.enter()
+    }
+
+    /// A call that has entered is over, and in the log.
+    pub fn leave(&self) {
+        self.gate.leave();
+    }
+
+    fn store(&self) -> MutexGuard<'_, Option<Store>> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what has changed. Nothing may run afterwards if this is the last time. None: nothing has changed.
+    fn flush<H: Host>(&self, server: &StarServer<H>, is_last: bool) -> Result<Option<Committed>, StateError> {
+        let Some(host) = server.host() else { return Ok(None) };
+        let mut store = self.store();
+        let Some(store) = store.as_mut() else { return Ok(None) };
+        let before = store.calls().to_vec();
+        let mut flush = store.begin()?;
+        host.changes(&mut flush, true);
+        let mut limit = LEAST_WAIT;
+        let closed = loop {
+            let closed = Instant::now();
+            if self.gate.close(limit) {
+                break closed;
+            }
+            // Whoever is inside does not end now: the others must not wait for it.
+            limit = (limit * 2).min(LONGEST_WAIT);
+            if is_last && limit == LONGEST_WAIT {
+                break closed;
+            }
+            self.let_in(server);
+            std::thread::park_timeout(if is_last { LEAST_WAIT } else { INTERVAL });
+        };
+        host.changes(&mut flush, false);
+        let calls = server.accounts.save();
+        if !is_last {
+            self.let_in(server);
+        }
+        server.shared.metrics.count(|cells| cells.state_pause_time.record(closed.elapsed()));
+        if flush.is_empty() && calls == before {
+            return Ok(None);
+        }
+        flush.commit(&calls).map(Some)
+    }
+
+    fn let_in<H: Host>(&self, server: &StarServer<H>) {
+        self.gate.open();
+        for shard in 0..server.shared.config.reactors {
+            server.shared.send(shard, Command::Star(Box::new(StarCommand::Opened)));
+        }
+    }
+
+    fn run<H: Host>(&self, server: &StarServer<H>) {
+        let _ = self.gate.waits.set(std::thread::current());
+        let mut due = Instant::now() + INTERVAL;
+        loop {
+            let left = due.saturating_duration_since(Instant::now());
+            let stops = self.stops.load(Ordering::Acquire);
+            if server.shared.frozen.load(Ordering::Acquire) {
+                return;
+            }
+            if !stops && !left.is_zero() {
+                std::thread::park_timeout(left);
+                continue;
+            }
+            due = Instant::now() + INTERVAL;
+            match self.flush(server, stops) {
+                Ok(None) => {}
+                Ok(Some(Committed { bytes })) => server.shared.metrics.count(|cells| {
+                    cells.state_flushes.add(1);
+                    cells.state_bytes.add(bytes);
+                }),
+                Err(error) => {
+                    if let Some(host) = server.host() {
+                        host.changes_were_lost();
+                    }
+                    server.shared.metrics.count(|cells| cells.state_failures.add(1));
+                    if server.shared.log_limiter.allows("state", Instant::now()) {
+                        let task = &server.shared.config.identity.task;
+                        let line = format!(
+                            "starwire: the state of {task} was not written, and stays as old as it is: {error} (repeats are suppressed for a minute)"
+                        );
+                        server.shared.host.log(Level::Error, &line);
+                    }
+                }
+            }
+            if stops {
+                *self.store() = None;
+                return;
+            }
+        }
+    }
+}
+
+/// `ps-0`: the task's part of STARWIRE_STATE.
+fn folder_name(identity: &Identity) -> String {
+    let number = identity.task.rsplit(':').next().unwrap_or_default();
+    format!("{}-{number}", identity.job)
+}
+
+/// The thread that writes.
+pub(crate) struct StateThread {
+    thread: JoinHandle<()>,
+    stop: Box<dyn Fn() + Send>,
+}
+
+impl StateThread {
+    /// If the server has a state.
+    pub fn start<H: Host>(server: &Arc<StarServer<H>>, alive: &Arc<()>) -> Option<Result<Self, EngineError>> {
+        server.state.as_ref()?;
+        let (own, server, alive) = (server.clone(), server.clone(), alive.clone());
+        let run = move || {
+            let _alive = alive;
+            server.state.iter().for_each(|state| state.run(&server));
+        };
+        let thread = std::thread::Builder::new().name("starwire-state".into()).spawn(run);
+        let stop = move || own.state.iter().for_each(|state| state.stops.store(true, Ordering::Release));
+        Some(thread.map(|thread| Self { thread, stop: Box::new(stop) }).map_err(EngineError::StateThread))
+    }
+
+    /// Writes what is left, unless a reactor asks for it, and ends.
+    pub fn stop(self, is_reactor: bool) {
+        (self.stop)();
+        self.wake();
+        if !is_reactor {
+            let _ = self.thread.join();
+        }
+    }
+
+    pub fn wake(&self) {
+        self.thread.thread().unpark();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_that_is_closed_waits_for_those_inside_and_lets_nobody_in() {
+        let gate = Arc::new(Gate::default());
+        let _ = gate.waits.set(std::thread::current());
+        assert!(gate.enter() && gate.enter());
+        assert!(!gate.close(Duration::from_millis(1)));
+        assert!(!gate.enter());
+        gate.open();
+        assert!(gate.enter());
+        let other = gate.clone();
+        let thread = std::thread::spawn(move || (0..3).for_each(|_| other.leave()));
+        assert!(gate.close(Duration::from_secs(60)));
+        assert!(!gate.enter());
+        thread.join().unwrap();
+        gate.open();
+        assert!(gate.enter());
+    }
+
+    #[test]
+    fn no_call_is_inside_while_the_gate_is_closed() {
+        let gate = Arc::new(Gate::default());
+        let _ = gate.waits.set(std::thread::current());
+        let inside = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (gate, inside) = (gate.clone(), inside.clone());
+                std::thread::spawn(move || {
+                    let mut passed = 0;
+                    while passed < 20_000 {
+                        if gate.enter() {
+                            inside.fetch_add(1, Ordering::Relaxed);
+                            passed += 1;
+                            inside.fetch_sub(1, Ordering::Relaxed);
+                            gate.leave();
+                        }
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..1000 {
+            assert!(gate.close(Duration::from_secs(60)));
+            assert_eq!(inside.load(Ordering::Relaxed), 0);
+            gate.open();
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}

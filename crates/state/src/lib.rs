@@ -1,0 +1,26 @@
+//! The state of one parameter server in a folder: its variables, and the calls that it has applied.
+//!
+//! ```text
+//! variable-7       the rows of a variable, one after the other, without a header
+//! journal-3        a header, the list of variables, then the changes of each flush and a commit
+//! lock             held by the process that uses the folder
+//! ```
+//!
+//! A flush goes to the journal. Bytes after its last commit are dropped. When a journal is longer than the variables,
+//! its last value of each row goes to the files of the variables, in place; they are synchronised, and a new journal
+//! begins. A process that dies meanwhile leaves a journal from which the next one repeats that: rows are values, not
+//! differences, so that repeating does no harm. The folder takes at most twice the size of the variables, and the last
+//! flush.
+
+#![deny(unsafe_code)]
+
+pub mod codec;
+mod error;
+#[allow(unsafe_code)]
+mod lock;
+mod record;
+mod store;
+
+pub use error::StateError;
+pub use record::Definition;
+pub use store::{Committed, Flush, Store};

@@ -1,0 +1,330 @@
+//! The state in a folder: random flushes, with processes that die and machines that lose power in between.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::prelude::*;
+use starwire_state::{Definition, StateError, Store};
+
+const TASK: &str = "/job:ps/replica:0/task:0";
+
+/// A folder that is removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(std::env::temp_dir().join(format!("starwire-state-{}-{number}", std::process::id())))
+    }
+
+    fn open(&self) -> Result<Store, StateError> {
+        Store::open(&self.0, TASK, &[1, 2])
+    }
+
+    fn files(&self, prefix: &str) -> Vec<PathBuf> {
+        let paths = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(prefix)).collect()
+    }
+
+    fn journal(&self) -> PathBuf {
+        let [journal] = &self.files("journal-")[..] else { panic!("one journal") };
+        journal.clone()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn definition(rows: u64, row_bytes: u64) -> Definition {
+    Definition { bytes: b"what it is".to_vec(), dims: vec![rows, row_bytes], rows, row_bytes }
+}
+
+/// What the state should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Model {
+    variables: BTreeMap<u32, (Definition, Vec<u8>)>,
+    calls: Vec<u8>,
+    flush: u64,
+}
+
+fn state_of(store: &Store) -> Model {
+    let all: Vec<(u32, Definition)> = store.variables().map(|(id, definition)| (id, definition.clone())).collect();
+    let read = |(id, definition): (u32, Definition)| {
+        let mut content = vec![0; usize::try_from(definition.size().unwrap()).unwrap()];
+        store.read(id, &mut content).unwrap();
+        (id, (definition, content))
+    };
+    Model { variables: all.into_iter().map(read).collect(), calls: store.calls().to_vec(), flush: store.last_flush().0 }
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    New { rows: u64, row_bytes: u64, content: u8 },
+    Rows { variable: usize, first: u64, count: u64, content: u8 },
+    Gone { variable: usize },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Commit,
+    /// The process dies before the commit, and leaves a part of its bytes.
+    Dies {
+        leaves: u64,
+    },
+    /// The process dies after the commit.
+    CommitAndDies,
+    /// The same, and the files of the variables are as old as this journal allows.
+    LosesPower,
+}
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let new = (0..40u64, 1..20u64, any::<u8>()).prop_map(|(rows, row_bytes, content)| Change::New {
+        rows,
+        row_bytes,
+        content,
+    });
+    let rows = (any::<usize>(), 0..40u64, 0..9u64, any::<u8>())
+        .prop_map(|(variable, first, count, content)| Change::Rows { variable, first, count, content });
+    let gone = any::<usize>().prop_map(|variable| Change::Gone { variable });
+    prop::collection::vec(prop_oneof![2 => new, 8 => rows, 1 => gone], 0..8)
+}
+
+fn end() -> impl Strategy<Value = End> {
+    prop_oneof![
+        6 => Just(End::Commit),
+        2 => (0..2000u64).prop_map(|leaves| End::Dies { leaves }),
+        1 => Just(End::CommitAndDies),
+        2 => Just(End::LosesPower),
+    ]
+}
+
+/// Makes the changes, in the flush and in the model.
+fn make(changes: &[Change], flush: &mut starwire_state::Flush<'_>, model: &mut Model) {
+    for change in changes {
+        let ids: Vec<u32> = model.variables.keys().copied().collect();
+        let id_of = |variable: usize| ids[variable % ids.len()];
+        match *change {
+            Change::New { rows, row_bytes, content } => {
+                let definition = definition(rows, row_bytes);
+                let id = flush.variable(definition.clone());
+                let all = vec![content; usize::try_from(rows * row_bytes).unwrap()];
+                flush.rows(id, 0, &all);
+                assert!(model.variables.insert(id, (definition, all)).is_none(), "ids are new");
+            }
+            Change::Rows { .. } | Change::Gone { .. } if ids.is_empty() => {}
+            Change::Rows { variable, first, count, content } => {
+                let (definition, all) = model.variables.get_mut(&id_of(variable)).unwrap();
+                let first = first.min(definition.rows);
+                let count = count.min(definition.rows - first);
+                let size = |rows| usize::try_from(rows * definition.row_bytes).unwrap();
+                let part = &mut all[size(first)..size(first + count)];
+                part.fill(content);
+                flush.rows(id_of(variable), first, part);
+            }
+            Change::Gone { variable } => {
+                flush.gone(id_of(variable));
+                model.variables.remove(&id_of(variable));
+            }
+        }
+    }
+}
+
+/// The files of the variables.
+fn files_of(folder: &Folder) -> Vec<(PathBuf, Vec<u8>)> {
+    folder.files("variable-").into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_committed_is_there_and_nothing_else(
+        flushes in prop::collection::vec((changes(), end(), any::<u8>()), 1..14),
+        limit in 0..2000u64,
+    ) {
+        let folder = Folder::new();
+        let mut model = Model::default();
+        let mut store = folder.open().unwrap();
+        store.limit_journal(limit);
+        // As they were when the journal began: whatever was written to them since may be lost with the power.
+        let (mut journal, mut safe) = (folder.journal(), files_of(&folder));
+        for (changes, end, calls) in flushes {
+            let mut next = model.clone();
+            let mut flush = store.begin().unwrap();
+            if folder.journal() != journal {
+                (journal, safe) = (folder.journal(), files_of(&folder));
+            }
+            make(&changes, &mut flush, &mut next);
+            if let End::Dies { leaves } = end {
+                drop(flush);
+                let length = fs::metadata(&journal).unwrap().len();
+                drop(store);
+                fs::OpenOptions::new().write(true).open(&journal).unwrap().set_len(length.saturating_sub(leaves).max(
+                    length.min(committed(&journal)))).unwrap();
+            } else {
+                flush.commit(&[calls; 3]).unwrap();
+                (next.calls, next.flush) = (vec![calls; 3], next.flush + 1);
+                model = next;
+                if end == End::Commit {
+                    continue;
+                }
+                drop(store);
+                if end == End::LosesPower {
+                    for (path, content) in &safe {
+                        fs::write(path, content).unwrap();
+                    }
+                }
+            }
+            store = folder.open().unwrap();
+            store.limit_journal(limit);
+            prop_assert_eq!(&state_of(&store), &model);
+            prop_assert_eq!(store.incarnations(), [1, 2]);
+        }
+    }
+}
+
+/// Where the last commit of a journal ends: a copy of it is opened, which cuts off the rest.
+fn committed(journal: &Path) -> u64 {
+    let copy = Folder::new();
+    let from = journal.parent().unwrap();
+    fs::create_dir_all(&copy.0).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, copy.0.join(path.file_name().unwrap())).unwrap();
+    }
+    drop(copy.open().unwrap());
+    fs::metadata(copy.journal()).unwrap().len()
+}
+
+/// A folder with one variable and three commits.
+fn filled() -> Folder {
+    let folder = Folder::new();
+    let mut store = folder.open().unwrap();
+    let mut flush = store.begin().unwrap();
+    let id = flush.variable(definition(4, 8));
+    flush.rows(id, 0, &[7; 32]);
+    flush.commit(b"one").unwrap();
+    for content in [8, 9] {
+        let mut flush = store.begin().unwrap();
+        flush.rows(id, 1, &[content; 8]);
+        flush.commit(b"more").unwrap();
+    }
+    folder
+}
+
+fn error_of(folder: &Folder) -> String {
+    folder.open().err().expect("an error").to_string()
+}
+
+#[test]
+fn a_folder_belongs_to_one_process_and_one_task() {
+    let folder = filled();
+    let store = folder.open().unwrap();
+    assert_eq!(error_of(&folder), format!("{} is in use by another process", folder.0.display()));
+    drop(store);
+    let other = Store::open(&folder.0, "/job:ps/replica:0/task:1", &[3]).err().expect("an error").to_string();
+    let expected = format!("{} is the state of {TASK}, not of /job:ps/replica:0/task:1", folder.journal().display());
+    assert_eq!(other, expected);
+    assert_eq!(folder.open().unwrap().last_flush().0, 3);
+}
+
+#[test]
+fn files_of_others_are_not_touched() {
+    for name in ["notes.txt", "journal-x", "variable-", "variable-1x", "journal-1.old"] {
+        let folder = filled();
+        let path = folder.0.join(name);
+        fs::write(&path, b"mine").unwrap();
+        let expected = format!(
+            "{} is no file of starwire's: the folder must be empty, or have the state of {TASK}",
+            path.display()
+        );
+        assert_eq!(error_of(&folder), expected);
+        assert_eq!(fs::read(&path).unwrap(), b"mine");
+    }
+    let folder = Folder::new();
+    fs::create_dir_all(&folder.0).unwrap();
+    for (name, content) in [("variable-3", "variable"), ("journal-2", "no journal at all")] {
+        fs::write(folder.0.join(name), content).unwrap();
+        assert!(error_of(&folder).contains(&format!("{name} is no file of starwire's")), "{name}");
+        assert_eq!(fs::read(folder.0.join(name)).unwrap(), content.as_bytes());
+    }
+}
+
+#[test]
+fn damage_before_a_commit_is_an_error_and_after_the_last_one_is_cut_off() {
+    let folder = filled();
+    let journal = folder.journal();
+    let whole = fs::read(&journal).unwrap();
+    let (mut errors, mut cut) = (0, 0);
+    for at in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x40;
+        fs::write(&journal, &damaged).unwrap();
+        match folder.open() {
+            Ok(store) => {
+                // A damaged length hides what follows.
+                cut += 1;
+                assert!(store.last_flush().0 < 3, "byte {at}");
+            }
+            Err(error) => {
+                errors += 1;
+                let text = error.to_string();
+                assert!(text.contains(journal.to_str().unwrap()), "{text}");
+                assert_eq!(fs::read(&journal).unwrap(), damaged, "nothing is overwritten");
+            }
+        }
+        fs::write(&journal, &whole).unwrap();
+    }
+    assert!(errors > 100 && cut > 10, "{errors} {cut}");
+    assert_eq!(folder.open().unwrap().last_flush().0, 3);
+}
+
+#[test]
+fn a_newer_format_and_a_variable_of_another_length_are_errors() {
+    let folder = filled();
+    let mut store = folder.open().unwrap();
+    store.limit_journal(0);
+    // A journal that begins with the variable.
+    drop(store.begin().unwrap());
+    drop(store);
+    let [variable] = &folder.files("variable-")[..] else { panic!("one variable") };
+    fs::write(variable, [0; 31]).unwrap();
+    assert_eq!(error_of(&folder), format!("{} is damaged: it has 31 bytes instead of 32", variable.display()));
+    fs::remove_file(variable).unwrap();
+    assert!(error_of(&folder).starts_with(&format!("{}: cannot open: ", variable.display())));
+
+    let folder = filled();
+    let mut journal = fs::read(folder.journal()).unwrap();
+    journal[21] = 9;
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(&journal[..8]), &journal[12..13 + usize::from(journal[0])]);
+    journal[8..12].copy_from_slice(&checksum.to_le_bytes());
+    fs::write(folder.journal(), &journal).unwrap();
+    let expected = format!("{} has version 9 of the format; this starwire reads version 1", folder.journal().display());
+    assert_eq!(error_of(&folder), expected);
+}
+
+#[test]
+fn a_folder_takes_at_most_twice_the_variables_and_a_flush() {
+    let folder = Folder::new();
+    let mut store = folder.open().unwrap();
+    store.limit_journal(0);
+    let mut flush = store.begin().unwrap();
+    let id = flush.variable(definition(1000, 100));
+    flush.rows(id, 0, &vec![1; 100_000]);
+    flush.commit(b"").unwrap();
+    for round in 0..200u64 {
+        let mut flush = store.begin().unwrap();
+        flush.rows(id, round % 90 * 10, &[2; 10_000]);
+        assert!(flush.commit(b"").unwrap().bytes < 10_200);
+        let bytes: u64 = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+        assert!(bytes < 212_000, "{bytes}");
+    }
+}

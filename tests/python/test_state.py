@@ -1,0 +1,331 @@
+"""Parameter servers that are killed and come back with their variables (STARWIRE_STATE): no session notices, and no update is there twice."""
+
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+import sparse_training
+from cluster import one, state, tf
+from metrics import counters
+from tensors import digest
+
+pytestmark = pytest.mark.ours
+
+SHAPE = (("ps", 2), ("worker", 1))
+# A flush begins every second.
+FLUSHED = 2.5
+
+
+# In the task processes. ------------------------------------------------------------------------------------------------
+
+
+def begin(target, optimizer, use_resource):
+    """Opens a session that trains embeddings, and initialises it."""
+    graph = tf.Graph()
+    with graph.as_default():
+        feeds, loss, train = sparse_training.build(optimizer, use_resource)
+        sess = one().Session(target, graph=graph)
+        sess.run(one().global_variables_initializer())
+        state["job"] = sess, feeds, loss, train, one().global_variables()
+
+
+def train(first, steps):
+    """Returns the losses."""
+    import numpy as np
+
+    sess, feeds, loss, update, _ = state["job"]
+    losses = []
+    for number in range(first, first + steps):
+        rng = np.random.default_rng(number)
+        batch = {feed: rng.integers(0, sparse_training.ROWS, (9,) if len(feed.shape) == 1 else (9, 3)) for feed in feeds}
+        losses.append(digest(sess.run([loss, update], batch)[0]))
+    return losses
+
+
+def variables():
+    sess, *_, all_variables = state["job"]
+    return {variable.name: digest(value) for variable, value in zip(all_variables, sess.run(all_variables))}
+
+
+def begin_counting(target, use_resource):
+    """A session whose steps add one to three rows of a table and to a counter, on each server."""
+    graph = tf.Graph()
+    with graph.as_default():
+        rows = one().placeholder(tf.int64, [3])
+        counts, adds = [], []
+        for server in range(2):
+            with tf.device(f"/job:ps/task:{server}"):
+                count = one().get_variable(f"count{server}", (), tf.int64, one().zeros_initializer(), use_resource=use_resource)
+                table = one().get_variable(f"table{server}", (1000, 4), tf.float32, one().zeros_initializer(), use_resource=use_resource)
+            with tf.device("/job:worker/task:0"):
+                update = tf.ones((3, 4)) * tf.cast(tf.size(rows) - 2, tf.float32)
+            with tf.device(f"/job:ps/task:{server}"):
+                adds += [one().assign_add(count, 1), one().scatter_add(table, rows, update)]
+            counts += [count, table]
+        sess = one().Session(target, graph=graph)
+        sess.run(one().global_variables_initializer())
+        state["counting"] = sess, rows, tf.group(*adds), counts
+
+
+def count(seconds):
+    """Steps for so long. Returns how many, and the longest."""
+    import numpy as np
+
+    sess, rows, add, _ = state["counting"]
+    steps, longest, until = 0, 0.0, time.monotonic() + seconds
+    rng = np.random.default_rng(1)
+    while time.monotonic() < until:
+        begun = time.monotonic()
+        sess.run(add, {rows: rng.choice(1000, 3, replace=False)})
+        longest = max(longest, time.monotonic() - begun)
+        steps += 1
+    return steps, longest
+
+
+def counted():
+    """By server: the counter, and the sum of the table."""
+    sess, _, _, counts = state["counting"]
+    values = sess.run(counts)
+    return [(int(values[at]), float(values[at + 1].sum())) for at in (0, 2)]
+
+
+def limit_files(size):
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+
+
+def begin_wide(target):
+    graph = tf.Graph()
+    with graph.as_default():
+        rows = one().placeholder(tf.int64, [2])
+        with tf.device("/job:ps/task:0"):
+            table = one().get_variable("wide", (100_000, 16), tf.float32, one().ones_initializer())
+        with tf.device("/job:worker/task:0"):
+            update = tf.ones((2, 16))
+        with tf.device("/job:ps/task:0"):
+            add = one().scatter_add(table, rows, update).op
+        sess = one().Session(target, graph=graph)
+        sess.run(one().global_variables_initializer())
+        state["wide"] = sess, rows, add
+
+
+def add_wide(first, second):
+    sess, rows, add = state["wide"]
+    sess.run(add, {rows: [first, second]})
+
+
+def find(target, optimizer, use_resource):
+    graph = tf.Graph()
+    with graph.as_default():
+        feeds, loss, update = sparse_training.build(optimizer, use_resource)
+        sess = one().Session(target, graph=graph)
+        assert sess.run(one().report_uninitialized_variables()).size == 0
+        state["job"] = sess, feeds, loss, update, one().global_variables()
+
+
+def train_monitored(target, folder, marks):
+    """MonitoredTrainingSession with a checkpoint every two steps; waits after the fifth step for `marks/killed`. Returns the sessions that began, and the variable
+    after each step."""
+    began, seen = [], []
+
+    class Watch(one().train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            began.append(len(seen))
+
+    with tf.Graph().as_default():
+        with one().device(one().train.replica_device_setter(ps_tasks=2, worker_device="/job:worker/task:0")):
+            step = one().train.get_or_create_global_step()
+            weights = [one().get_variable(f"w{at}", (4,), initializer=one().zeros_initializer()) for at in range(3)]
+            loss = tf.add_n([tf.reduce_sum(tf.square(weight - 1.0)) for weight in weights])
+            update = one().train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
+        options = dict(save_checkpoint_steps=2, save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
+        hooks = [Watch(), one().train.StopAtStepHook(last_step=12)]
+        with one().train.MonitoredTrainingSession(target, checkpoint_dir=folder, hooks=hooks, **options) as sess:
+            while not sess.should_stop():
+                seen.append(digest(sess.run([update, loss])[1]))
+                if len(seen) == 5:
+                    Path(marks, "trained").touch()
+                    deadline = time.monotonic() + 120
+                    while not Path(marks, "killed").exists():
+                        assert time.monotonic() < deadline
+                        time.sleep(0.01)
+    return began, seen
+
+
+def stop():
+    import starwire
+
+    starwire.stop(state["server"])
+
+
+# Tests. ----------------------------------------------------------------------------------------------------------------
+
+
+def environment(folder):
+    return {"STARWIRE_STATE": str(folder), "STARWIRE_RECOVER_S": 60}
+
+
+def train_with(cluster, optimizer, use_resource, between):
+    worker = cluster["worker", 0]
+    worker.call(begin, cluster.target("worker", 0), optimizer, use_resource)
+    losses = []
+    for part in range(3):
+        losses += worker.call(train, 4 * part, 4)
+        between(part)
+    return losses, worker.call(variables)
+
+
+@pytest.mark.parametrize("use_resource", [False, True])
+@pytest.mark.parametrize("optimizer", ["Adagrad", pytest.param("Adam", marks=pytest.mark.deep)])
+def test_training_goes_on_with_the_same_values(compared, tmp_path, optimizer, use_resource):
+    """Both servers are killed in turn. Losses, variables and slots are those of training without kills, bit by bit."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
+
+        def kill(server):
+            if server < 2:
+                time.sleep(FLUSHED)
+                cluster["ps", server].kill()
+                cluster.start("ps", server)
+                cluster["ps", server].wait_for_log("has its state back from")
+
+        killed = train_with(cluster, optimizer, use_resource, kill)
+    with compared.fresh("star_server", SHAPE) as cluster:
+        assert killed == train_with(cluster, optimizer, use_resource, lambda part: None)
+
+
+@pytest.mark.parametrize("use_resource", [False, True])
+def test_no_update_is_there_twice_and_at_most_the_last_second_is_missing(compared, tmp_path, use_resource):
+    """A server is killed three times while a session trains: no step fails, calls are there as a whole or not at all, the other server has all of them."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
+        worker = cluster["worker", 0]
+        worker.call(begin_counting, cluster.target("worker", 0), use_resource)
+        worker.begin(count, 12)
+        restarts = []
+        for _ in range(3):
+            time.sleep(1.7)
+            cluster["ps", 0].kill()
+            begun = time.monotonic()
+            cluster.start("ps", 0)
+            restarts.append(time.monotonic() - begun)
+        steps, longest = worker.result(60)
+        (first, first_sum), (second, second_sum) = worker.call(counted)
+        assert (second, second_sum) == (steps, 12 * steps)
+        assert first_sum == 12 * first, "the counter and the table are from one moment"
+        rate = steps / (12 - sum(restarts))
+        assert steps - 3 * 2.5 * rate <= first < steps, f"{first} of {steps} steps"
+        assert longest < max(restarts) + 5
+
+
+def test_what_was_flushed_when_a_server_is_stopped_is_everything(compared, tmp_path):
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
+        worker = cluster["worker", 0]
+        worker.call(begin_counting, cluster.target("worker", 0), True)
+        steps, _ = worker.call(count, 1.5)
+        cluster["ps", 0].call(stop)
+        cluster["ps", 0].kill()
+        cluster.start("ps", 0)
+        assert worker.call(counted) == [(steps, 12 * steps)] * 2
+
+
+def test_only_the_rows_that_changed_are_written(compared, tmp_path):
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
+        worker, server = cluster["worker", 0], cluster["ps", 0]
+        worker.call(begin_wide, cluster.target("worker", 0))
+        worker.call(add_wide, 3, 99_999)
+        time.sleep(FLUSHED)
+        before = counters(server)
+        assert before["state_bytes"] > 6_400_000
+        worker.call(add_wide, 3, 70_000)
+        worker.call(add_wide, 3, 4)
+        time.sleep(FLUSHED)
+        after = counters(server)
+        assert after["state_flushes"] > before["state_flushes"]
+        assert 3 * 64 < after["state_bytes"] - before["state_bytes"] < 4000
+
+
+def test_a_session_that_begins_anew_finds_the_variables(compared, tmp_path):
+    """The whole cluster ends, and another one has the variables without a checkpoint."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
+        worker = cluster["worker", 0]
+        worker.call(begin, cluster.target("worker", 0), "Adagrad", True)
+        worker.call(train, 0, 3)
+        expected = worker.call(variables)
+        time.sleep(FLUSHED)
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
+        worker = cluster["worker", 0]
+        worker.call(find, cluster.target("worker", 0), "Adagrad", True)
+        assert worker.call(variables) == expected
+
+
+def test_a_disk_that_is_full_stops_nothing_and_is_reported(compared, tmp_path):
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
+        worker, server = cluster["worker", 0], cluster["ps", 0]
+        worker.call(begin_counting, cluster.target("worker", 0), True)
+        time.sleep(FLUSHED)
+        server.call(limit_files, 1 << 10)
+        steps, _ = worker.call(count, 2.5)
+        server.wait_for_log("the state of /job:ps/replica:0/task:0 was not written, and stays as old as it is: ")
+        assert counters(server)["state_failures"] > 0
+        server.call(limit_files, None)
+        time.sleep(FLUSHED)
+        server.kill()
+        cluster.start("ps", 0)
+        assert worker.call(counted) == [(steps, 12 * steps)] * 2
+
+
+def test_wrong_folders_are_refused_and_not_touched(compared, tmp_path):
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
+        worker = cluster["worker", 0]
+        worker.call(begin_counting, cluster.target("worker", 0), True)
+        worker.call(count, 0.5)
+        time.sleep(FLUSHED)
+    first, second = tmp_path / "ps-0", tmp_path / "ps-1"
+    journal = next(first.glob("journal-*"))
+    whole = journal.read_bytes()
+    damaged = bytearray(whole)
+    # The last byte before the last commit.
+    damaged[-30] ^= 1
+    for content, expected in [
+        (bytes(damaged), f"starwire: STARWIRE_STATE: {journal} is damaged at byte "),
+        (next(second.glob("journal-*")).read_bytes(), f"{journal} is the state of /job:ps/replica:0/task:1, not of /job:ps/replica:0/task:0"),
+    ]:
+        journal.write_bytes(content)
+        with compared.fresh("star_server", SHAPE, environment=environment(tmp_path), start=False) as cluster:
+            assert expected in cluster.start_error("ps").message
+        assert journal.read_bytes() == content
+    journal.write_bytes(whole)
+    (first / "notes").write_text("mine")
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path), start=False) as cluster:
+        assert f"{first / 'notes'} is no file of starwire's" in cluster.start_error("ps").message
+
+
+def test_other_tasks_and_protocols_keep_no_state(compared, tmp_path):
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)):
+        assert {path.name for path in Path(tmp_path).iterdir()} == {"ps-0", "ps-1"}
+    other = tmp_path / "other"
+    with compared.fresh("grpc++", SHAPE, environment=environment(other)):
+        assert not other.exists()
+
+
+def test_checkpoints_are_saved_after_a_server_came_back(compared, tmp_path):
+    """The graph that saves is none of star calls: the server that came back gets it again."""
+    outcomes = []
+    for kills in (True, False):
+        folder = tmp_path / str(kills)
+        (folder / "marks").mkdir(parents=True)
+        with compared.fresh("star_server", SHAPE, environment=environment(folder / "state")) as cluster:
+            worker = cluster["worker", 0]
+            worker.begin(train_monitored, cluster.target("worker", 0), str(folder / "checkpoints"), str(folder / "marks"))
+            while not (folder / "marks" / "trained").exists():
+                assert not worker.ready(0.01), worker.result()
+            for server in range(2 if kills else 0):
+                time.sleep(FLUSHED)
+                cluster["ps", server].kill()
+                cluster.start("ps", server)
+            (folder / "marks" / "killed").touch()
+            outcomes.append(worker.result(120))
+        assert (folder / "checkpoints" / "model.ckpt-12.index").exists()
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0] == [0], "one session"
