@@ -95,7 +95,8 @@ class WaitedRun : public Step {
     over_.notify_all();
   }
   Status Run(const SessionSubgraph& subgraph, WorkerEnv* env) {
-    tensorflow::ScopedStepContainer container(0, [](const std::string&) {}, "starwire_state");
+    tensorflow::ScopedStepContainer container(
+        0, [](const std::string&) {}, "starwire_state");
     args.step_container = &container;
     args.run_all_kernels_inline = true;
     auto* pool = env->compute_pool;
@@ -321,7 +322,7 @@ class StateVariable {
   const DataType dtype_;
   // Of the thread that writes.
   std::unique_ptr<SessionSubgraph> reader_;
-  uint32_t id_ = 0;  // 0: it is not stored
+  uint32_t id_ = 0;       // 0: it is not stored
   bool was_all_ = false;  // the last time, it had changed as a whole
   std::vector<uint64_t> dims_;
 
@@ -388,8 +389,8 @@ Status StarState::RestoreOne(const sw_state* state, const sw_state_variable& sto
 }
 
 std::shared_ptr<StateVariable> StarState::Know(const NodeDef& node) {
-  const std::string key = Text(node, "container") + '\0' + (IsHandle(node) ? "handle" : "reference") + '\0' +
-                          NameOf(node);
+  const std::string key =
+      Text(node, "container") + '\0' + (IsHandle(node) ? "handle" : "reference") + '\0' + NameOf(node);
   std::lock_guard<std::mutex> lock(mu_);
   std::shared_ptr<StateVariable>& known = variables_[key];
   if (known == nullptr) known = std::make_shared<StateVariable>(env_, DefinitionOf(node));

@@ -265,12 +265,14 @@ void WorkerService::Drop(const std::string& task, bool is_back, PeerSessions::Re
   // As text: not every version of TensorFlow exports the functions that log numbers.
   const std::string graphs = std::to_string(registered.graphs.size()),
                     sessions = std::to_string(registered.sessions.size());
-  if (is_back) {
-    LOG(INFO) << "starwire: " + task + " was restarted: releasing " + graphs + " graphs and " + sessions +
-                     " sessions of its previous incarnation";
-  } else {
-    LOG(INFO) << "starwire: " + task + " has had no connection for too long: releasing its " + graphs + " graphs and " +
-                     sessions + " sessions";
+  const LogBudget::Say say = release_lines_.Take();
+  if (say != LogBudget::Say::kNothing) {
+    const std::string what = is_back ? " was restarted: releasing " + graphs + " graphs and " + sessions +
+                                           " sessions of its previous incarnation"
+                                     : " has had no connection for too long: releasing its " + graphs + " graphs and " +
+                                           sessions + " sessions";
+    LOG(INFO) << "starwire: " + task + what +
+                     (say == LogBudget::Say::kLastLine ? " (repeats are suppressed for a minute)" : "");
   }
   running_.fetch_add(1, std::memory_order_relaxed);
   // For the same reason as Place::kBackground.

@@ -13,6 +13,7 @@
 
 #include "cc/base/background_queue.h"
 #include "cc/base/compat.h"
+#include "cc/base/log_budget.h"
 #include "cc/worker/peer_sessions.h"
 #include "cc/worker/worker.h"
 #include "include/starwire.h"
@@ -101,6 +102,7 @@ class WorkerService : public std::enable_shared_from_this<WorkerService> {
   std::shared_ptr<sw_engine> engine_;
   std::shared_ptr<ServerQueues> queues_;
   std::atomic<int64_t> running_{0};
+  LogBudget release_lines_;
   std::array<Shard, kShards> shards_;
   PeerSessions peer_sessions_;
 };

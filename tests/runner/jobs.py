@@ -69,7 +69,7 @@ class Settings:
 EXPECTED = {
     "test_failure.py": 150, "test_device.py": 150, "test_star.py": 120, "test_differential.py": 120, "test_row_updates.py": 120, "test_keras.py": 110, "test_dtypes.py": 90,
     "test_emulated_network.py": 80, "test_addresses.py": 80, "test_waiting.py": 70, "test_verbs.py": 70, "test_star_rows.py": 70, "test_training.py": 60,
-    "test_fuse.py": 60, "test_loading.py": 60, "test_functions.py": 60, "test_signals.py": 60,
+    "test_fuse.py": 60, "test_loading.py": 60, "test_functions.py": 60, "test_signals.py": 60, "test_joining_tasks.py": 200, "test_state.py": 90,
 }
 # Files whose tests also run with TLS on all connections, and with a secret.
 OVER_TLS = ["failure", "sessions", "tf2_killed", "training"]

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::api::Host;
 use crate::command::{Command, NewCall, NewRecv, Request};
 use crate::error::EngineError;
+use crate::joined::ChannelAt;
 use crate::peers::Peer;
 use crate::shared::Shared;
 use starwire_protocol::digest;
@@ -39,8 +40,8 @@ pub struct Channels {
     next: u32,
     /// By task, whatever its address.
     lanes: HashMap<String, Arc<Mutex<Lanes>>>,
-    /// Of the channels to tasks that have joined: address by task. It stays when the task leaves, which may come back.
-    reached: HashMap<String, String>,
+    /// Of the channels to tasks that have joined: by task its address, and which time it has joined.
+    reached: HashMap<String, (String, u64)>,
 }
 
 impl Channels {
@@ -61,17 +62,23 @@ impl Channels {
         Ok(Channel::new(shared.clone(), channel))
     }
 
-    /// Opens a channel to a task that has joined, and ends the one to its last address, if it was another.
+    /// Opens a channel to a task that has joined. It ends when the task leaves.
     pub fn open_to_joined<H: Host>(&mut self, shared: &Arc<Shared<H>>, task: &str) -> Result<Channel<H>, EngineError> {
-        let address = shared.joined().address(task).map(str::to_owned);
-        let address = address.ok_or_else(|| EngineError::NotJoined(task.into()))?;
+        let found = shared.joined().address(task).map(|(address, join)| (address.to_owned(), join));
+        let (address, join) = found.ok_or_else(|| EngineError::NotJoined(task.into()))?;
         let data = shared.config.data_address(task, &address)?;
-        let before = self.reached.insert(task.to_owned(), address.clone()).filter(|before| *before != address);
-        let old = before.and_then(|before| self.open.remove(&(task.to_owned(), before)));
-        if let Some(ChannelShared { number, shard, .. }) = old.as_deref() {
-            shared.send(*shard, Command::CloseChannel { channel: *number });
+        let before = self.reached.insert(task.to_owned(), (address.clone(), join));
+        if let Some((before, _)) = before.filter(|(_, before)| *before != join) {
+            // Closed when its task left.
+            self.open.remove(&(task.to_owned(), before));
         }
-        self.open(shared, Peer { task: task.to_owned(), grpc_address: address, data, has_joined: true })
+        let channel =
+            self.open(shared, Peer { task: task.to_owned(), grpc_address: address, data, has_joined: true })?;
+        let ChannelShared { number, shard, .. } = *channel.channel;
+        if !shared.joined().reached(task, join, ChannelAt { shard, number }) {
+            shared.send(shard, Command::CloseChannel { channel: number });
+        }
+        Ok(channel)
     }
 }
 

@@ -13,12 +13,33 @@ pub struct Joined {
     tasks: HashMap<String, Task>,
     /// The task of each connection.
     connections: HashMap<u64, String>,
+    /// How often a task has joined.
+    joins: u64,
 }
 
 struct Task {
     address: String,
     incarnation: u64,
     connections: usize,
+    /// Tells it from tasks that had its name before.
+    join: u64,
+    channel: Option<ChannelAt>,
+}
+
+/// A channel of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelAt {
+    pub shard: usize,
+    pub number: u32,
+}
+
+/// A task that has left.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Left {
+    pub task: String,
+    pub address: String,
+    /// Over which it was reached.
+    pub channel: Option<ChannelAt>,
 }
 
 impl Joined {
@@ -27,7 +48,8 @@ impl Joined {
         let is_new = match self.tasks.entry(claim.task.to_owned()) {
             Entry::Vacant(place) => {
                 let (address, incarnation) = (claim.address.to_owned(), claim.incarnation);
-                place.insert(Task { address, incarnation, connections: 1 });
+                self.joins += 1;
+                place.insert(Task { address, incarnation, connections: 1, join: self.joins, channel: None });
                 true
             }
             Entry::Occupied(mut found) => {
@@ -47,16 +69,29 @@ impl Joined {
         Ok(is_new)
     }
 
-    /// A connection has ended. Returns name and address of its task if that was the last one.
-    pub fn leaves(&mut self, connection: u64) -> Option<(String, String)> {
+    /// A connection has ended. Returns its task if that was the last one.
+    pub fn leaves(&mut self, connection: u64) -> Option<Left> {
         let name = self.connections.remove(&connection)?;
         let Entry::Occupied(mut found) = self.tasks.entry(name) else { return None };
         found.get_mut().connections -= 1;
-        (found.get().connections == 0).then(|| found.remove_entry()).map(|(name, task)| (name, task.address))
+        let left = (found.get().connections == 0).then(|| found.remove_entry());
+        left.map(|(task, Task { address, channel, .. })| Left { task, address, channel })
     }
 
-    pub fn address(&self, task: &str) -> Option<&str> {
-        self.tasks.get(task).map(|task| task.address.as_str())
+    /// Where the task is reached, and a number that tells it from tasks that had its name before.
+    pub fn address(&self, task: &str) -> Option<(&str, u64)> {
+        self.tasks.get(task).map(|task| (task.address.as_str(), task.join))
+    }
+
+    /// The task is reached over this channel, which ends when it leaves. False: it has left.
+    pub fn reached(&mut self, task: &str, join: u64, channel: ChannelAt) -> bool {
+        let Some(task) = self.tasks.get_mut(task).filter(|task| task.join == join) else { return false };
+        task.channel = Some(channel);
+        true
+    }
+
+    pub fn incarnation(&self, task: &str) -> Option<u64> {
+        self.tasks.get(task).map(|task| task.incarnation)
     }
 }
 
@@ -77,10 +112,15 @@ mod tests {
         assert_eq!(joined.arrives(1, &claim("w", 7, "a:1")), Ok(true));
         assert_eq!(joined.arrives(2, &claim("w", 7, "a:1")), Ok(false));
         assert_eq!((joined.leaves(1), joined.leaves(1)), (None, None));
-        assert_eq!(joined.address("w"), Some("a:1"));
-        assert_eq!(joined.leaves(2), Some(("w".to_owned(), "a:1".to_owned())));
-        assert_eq!(joined.address("w"), None);
-        assert_eq!(joined.arrives(3, &claim("w", 8, "b:1")), Ok(true));
+        let (first, second) = (ChannelAt { shard: 1, number: 2 }, ChannelAt { shard: 0, number: 3 });
+        assert_eq!((joined.address("w"), joined.incarnation("w")), (Some(("a:1", 1)), Some(7)));
+        assert!(joined.reached("w", 1, first));
+        assert_eq!(joined.leaves(2), Some(Left { task: "w".into(), address: "a:1".into(), channel: Some(first) }));
+        assert_eq!((joined.address("w"), joined.incarnation("w")), (None, None));
+        assert!(!joined.reached("w", 1, second));
+        assert_eq!(joined.arrives(3, &claim("w", 8, "a:1")), Ok(true));
+        assert!(!joined.reached("w", 1, second), "that was its predecessor");
+        assert_eq!(joined.leaves(3), Some(Left { task: "w".into(), address: "a:1".into(), channel: None }));
     }
 
     #[test]
@@ -92,7 +132,7 @@ mod tests {
             assert!(why.contains("w at a:1 has joined and is still connected"), "{why}");
         }
         assert_eq!(joined.leaves(2), None);
-        assert_eq!(joined.address("w"), Some("a:1"));
+        assert_eq!(joined.address("w"), Some(("a:1", 1)));
     }
 
     /// Against a model that keeps nothing but the open connections.
@@ -121,10 +161,11 @@ mod tests {
                 let was = open.remove(&ended);
                 let last = was.filter(|(name, ..)| open.values().all(|(other, ..)| other != name));
                 left += u64::from(last.is_some());
-                assert_eq!(joined.leaves(ended), last.map(|(name, _, address)| (name, address.to_owned())));
+                let found = joined.leaves(ended).map(|Left { task, address, .. }| (task, address));
+                assert_eq!(found, last.map(|(name, _, address)| (name, address.to_owned())));
             }
             let expected = open.values().find(|(name, ..)| *name == task).map(|(.., address)| *address);
-            assert_eq!(joined.address(&task), expected);
+            assert_eq!(joined.address(&task).map(|(address, _)| address), expected);
             assert_eq!(joined.connections.len(), open.len());
         }
         assert!(accepted > 1000 && refused > 1000 && left > 1000, "{accepted} {refused} {left}");

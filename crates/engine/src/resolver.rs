@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::api::Host;
 use crate::command::Command;
@@ -25,7 +26,15 @@ pub fn resolve<H: Host>(
         return Some(Ok(candidates(&shared.config, peer, vec![SocketAddr::new(ip, target.port)])));
     }
     let (shared, host, peer) = (shared.clone(), target.host.clone(), peer.clone());
+    let slot = match peer.has_joined.then(Slot::take) {
+        Some(None) => {
+            let message = format!("cannot look up {host}: {MOST_JOINED} look-ups of tasks that joined have not ended");
+            return Some(Err(Failure { code: code::UNAVAILABLE, message }));
+        }
+        slot => slot.flatten(),
+    };
     let thread = std::thread::Builder::new().name("starwire-names".into()).spawn(move || {
+        let _slot = slot;
         // Keep off the CPU of a pinned reactor; a failure only costs time.
         let _ = shared.topology.as_ref().map(Topology::unpin_current_thread);
         let failure =
@@ -37,6 +46,27 @@ pub fn resolve<H: Host>(
     let error = thread.err()?;
     let message = format!("cannot start a thread to look up {host}: {error}");
     Some(Err(Failure { code: code::RESOURCE_EXHAUSTED, message }))
+}
+
+/// Look-ups of tasks that have joined, at the same time. Each may join with a new name each time.
+const MOST_JOINED: usize = 32;
+
+struct Slot;
+
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+impl Slot {
+    fn take() -> Option<Self> {
+        let take = |taken| (taken < MOST_JOINED).then_some(taken + 1);
+        // A slot that is made is given back.
+        TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok().map(|_| Self)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        TAKEN.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The addresses to try: a task on this host has a unix socket as well.

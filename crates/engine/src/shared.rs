@@ -12,7 +12,7 @@ use crate::api::{Host, Level};
 use crate::command::Command;
 use crate::config::{Config, is_unspecified};
 use crate::control::{ControlError, ControlService};
-use crate::joined::Joined;
+use crate::joined::{ChannelAt, Joined, Left};
 use crate::log_limiter::LogLimiter;
 use crate::metrics::{Connections, Metrics};
 use crate::system::peer_memory::Unreadable;
@@ -40,6 +40,8 @@ pub struct Shared<H: Host> {
     pub(crate) started: Instant,
     pub(crate) control: OnceLock<ControlService>,
     pub(crate) log_limiter: LogLimiter,
+    /// Of tasks that join and leave.
+    join_limiter: LogLimiter,
     pub(crate) unreadable: Unreadable,
     joined: Mutex<Joined>,
     /// As seen by the thread that made the engine, before any was pinned.
@@ -102,6 +104,7 @@ impl<H: Host> Shared<H> {
             started: Instant::now(),
             control: OnceLock::new(),
             log_limiter: LogLimiter::default(),
+            join_limiter: LogLimiter::default(),
             unreadable: Unreadable::default(),
             joined: Mutex::default(),
             topology: Topology::detect().ok(),
@@ -174,13 +177,16 @@ impl<H: Host> Shared<H> {
             return;
         }
         let left = self.joined().leaves(connection);
-        let Some((task, address)) = left else { return };
+        let Some(Left { task, address, channel }) = left else { return };
+        if let Some(ChannelAt { shard, number }) = channel {
+            self.send(shard, Command::CloseChannel { channel: number });
+        }
         self.metrics.count(|cells| cells.tasks_left.add(1));
         self.log_change(&task, &address, "left");
     }
 
     fn log_change(&self, task: &str, address: &str, what: &str) {
-        if self.log_limiter.allows(&format!("{task} {what}"), Instant::now()) {
+        if self.join_limiter.allows(&format!("{task} {what}"), Instant::now()) {
             let line = format!("starwire: {task} at {address} {what} (repeats are suppressed for a minute)");
             self.host.log(Level::Info, &line);
         }

@@ -1,9 +1,9 @@
 //! The folder: recovery, flushes, journals.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -59,7 +59,9 @@ impl Store {
     /// Opens the state of this task, or begins one. `incarnations` are those of the task's devices; what is restored
     /// keeps those that it had.
     pub fn open(folder: &Path, task: &str, incarnations: &[u64]) -> Result<Self, StateError> {
-        fs::create_dir_all(folder).map_err(at(folder, "create the folder"))?;
+        // What is in it is nobody else's business.
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(folder).map_err(at(folder, "create the folder"))?;
         let lock = lock(folder)?;
         let Files { journals, variables } = Files::list(folder, task)?;
         let Some(number) = journals.last() else {

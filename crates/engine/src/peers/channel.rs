@@ -103,6 +103,15 @@ impl<R> Channel<R> {
         }
     }
 
+    /// The connection, even if it is not ready.
+    pub fn any_connection(&self) -> Option<u64> {
+        match self.state {
+            State::Ready(conn) => Some(conn),
+            State::Connecting { conn, .. } => conn,
+            _ => None,
+        }
+    }
+
     pub fn poll(&mut self) -> Option<Do<R>> {
         self.actions.pop_front()
     }

@@ -152,9 +152,9 @@ impl<R> Peers<R> {
         }
     }
 
-    /// Closes a channel. Returns its connection.
-    pub fn remove(&mut self, channel: u32) -> Option<u64> {
-        self.channels.remove(&channel)?.connection()
+    /// Closes a channel.
+    pub fn remove(&mut self, channel: u32) {
+        self.channels.remove(&channel);
     }
 
     pub fn clear(&mut self) {

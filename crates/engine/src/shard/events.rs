@@ -7,6 +7,7 @@ use super::Shard;
 use crate::admission::{Handshake, Listener, Next};
 use crate::api::Host;
 use crate::links::LinkEvent;
+use starwire_protocol::code;
 
 impl<H: Host> Shard<H> {
     pub(super) fn adopt(&mut self, fd: OwnedFd, listener: Listener) {
@@ -31,7 +32,16 @@ impl<H: Host> Shard<H> {
                 }
                 LinkEvent::Settled(key) => self.admission.removed(key),
                 LinkEvent::Ready { channel, key, incarnation } => {
-                    self.tell(channel, now, |channel| channel.ready(key, incarnation, now));
+                    let is_wanted = self.peers.get(channel).is_some_and(|channel| {
+                        let peer = channel.peer();
+                        // Another process may answer where the task that has joined was.
+                        !peer.has_joined || self.shared.joined().incarnation(&peer.task) == Some(incarnation)
+                    });
+                    if is_wanted {
+                        self.tell(channel, now, |channel| channel.ready(key, incarnation, now));
+                    } else {
+                        self.links.lose(key, code::UNAVAILABLE, "the task has left".to_owned());
+                    }
                 }
                 LinkEvent::Goodbye { channel, key } => self.tell(channel, now, |channel| channel.goodbye(key)),
                 LinkEvent::PairsWork { channel } => self.tell(channel, now, |channel| channel.pairs_work()),

@@ -37,8 +37,10 @@ impl<H: Host> Shard<H> {
 
     /// The task has left: ends what waits for it.
     pub(super) fn close_channel(&mut self, channel: u32, now: Instant) {
+        let conn = self.peers.get(channel).and_then(Channel::any_connection);
         self.tell(channel, now, |channel| channel.stop(now));
-        if let Some(conn) = self.peers.remove(channel) {
+        self.peers.remove(channel);
+        if let Some(conn) = conn {
             self.links.lose(conn, code::UNAVAILABLE, "the task has left".to_owned());
         }
     }

@@ -78,7 +78,8 @@ impl Accounts {
     }
 
     fn entry(&self, (name, incarnation): Identity, log: CallLog) -> Entry {
-        let (calls, values, bytes) = Default::default();
+        let (calls, values, bytes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(log.bytes()));
+        self.bytes.fetch_add(log.bytes(), Relaxed);
         let log = Mutex::new(log);
         let account = Account { name, incarnation, calls, values, bytes, all: self.bytes.clone(), log };
         Entry { account: Arc::new(account), connections: 0, gone: None }
@@ -125,7 +126,7 @@ impl Known {
         for (identity, entry) in &self.entries {
             let Some(at) = entry.gone else { continue };
             if at + GRACE <= now {
-                entry.account.log().forget();
+                entry.account.change_log(CallLog::forget);
             }
             gone.push((at, identity));
         }
@@ -134,7 +135,9 @@ impl Known {
             // Half of them, so that this does not happen each time.
             let dropped: Vec<Identity> =
                 gone[..MOST_GONE / 2].iter().map(|(_, identity)| (*identity).clone()).collect();
-            dropped.iter().for_each(|identity| drop(self.entries.remove(identity)));
+            for entry in dropped.iter().filter_map(|identity| self.entries.remove(identity)) {
+                entry.account.change_log(CallLog::forget);
+            }
             self.is_incomplete = true;
         }
     }
@@ -147,6 +150,15 @@ impl Account {
 
     pub(super) fn log(&self) -> MutexGuard<'_, CallLog> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A change after which fewer replies may stay.
+    pub(super) fn change_log<R>(&self, change: impl FnOnce(&mut CallLog) -> R) -> R {
+        let mut log = self.log();
+        let before = log.bytes();
+        let result = change(&mut log);
+        self.give(0, before - log.bytes());
+        result
     }
 
     pub(super) fn take_call(&self, limits: &StepLimits) -> Result<(), Refused> {

@@ -47,12 +47,29 @@ pub struct CallLog {
     forgotten: u64,
     /// The same for all calls that come again.
     is_complete: bool,
+    /// Of the replies.
+    bytes: u64,
+}
+
+impl KeptReply {
+    pub fn bytes(&self) -> u64 {
+        (self.meta.len() + self.parts.iter().map(Vec::len).sum::<usize>()) as u64
+    }
+}
+
+impl State {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Done(Some(reply)) => reply.bytes(),
+            _ => 0,
+        }
+    }
 }
 
 impl CallLog {
     /// Of a process whose earlier calls, if there were any, are all known.
     pub fn complete() -> Self {
-        Self { lanes: HashMap::new(), last: 0, forgotten: 0, is_complete: true }
+        Self { lanes: HashMap::new(), last: 0, forgotten: 0, is_complete: true, bytes: 0 }
     }
 
     /// Of a process that may have made calls of which nothing is known.
@@ -83,7 +100,8 @@ impl CallLog {
             self.forget_oldest();
         }
         self.last = self.last.max(call_id.number.get());
-        self.lanes.insert(call_id.lane, Lane { call_id, state: State::Running(None) });
+        let old = self.lanes.insert(call_id.lane, Lane { call_id, state: State::Running(None) });
+        self.bytes -= old.map_or(0, |lane| lane.state.bytes());
         Ok(Begin::Run)
     }
 
@@ -93,13 +111,20 @@ impl CallLog {
         let State::Running(again) = &mut lane.state else { return None };
         let again = again.take();
         lane.state = State::Done(reply());
+        self.bytes += lane.state.bytes();
         again
     }
 
     /// Drops all replies: the process has been gone for too long.
     pub fn forget(&mut self) {
         self.lanes = HashMap::new();
+        self.bytes = 0;
         self.forgotten = self.last;
+    }
+
+    /// Of the replies that stay.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// For [`CallLog::load`]. What still runs is then a call that may have run.
@@ -139,7 +164,8 @@ impl CallLog {
             };
             lanes.insert(lane, Lane { call_id, state: State::Done(reply) });
         }
-        Some(Self { lanes, last, forgotten, is_complete })
+        let bytes = lanes.values().map(|lane: &Lane| lane.state.bytes()).sum();
+        Some(Self { lanes, last, forgotten, is_complete, bytes })
     }
 
     /// Calls that run count as well: with more of them than lanes, the oldest are not recognised.
@@ -148,7 +174,7 @@ impl CallLog {
         else {
             return;
         };
-        self.lanes.remove(&lane);
+        self.bytes -= self.lanes.remove(&lane).map_or(0, |lane| lane.state.bytes());
         self.forgotten = self.forgotten.max(number.get());
     }
 }

@@ -218,7 +218,7 @@ impl<H: Host> StarShard<H> {
         let account = self.steps.account(ticket.conn).filter(|_| call_id.is_some()).cloned();
         let most = usize::try_from(self.server.shared.config.star.steps.calls).unwrap_or(usize::MAX);
         let begun = match (call_id, &account) {
-            (Some(call_id), Some(account)) => account.log().begin(call_id, ticket, most),
+            (Some(call_id), Some(account)) => account.change_log(|log| log.begin(call_id, ticket, most)),
             (Some(_), None) => Err(Refused::Gone),
             (None, _) => Ok(Begin::Run),
         };
@@ -352,9 +352,10 @@ impl<H: Host> StarShard<H> {
             Err(failure) => self.refusal(ticket, failure),
         };
         let Some((account, call_id)) = call.logged.zip(call.call_id) else { return Some(answer) };
-        let Some(again) = account.log().end(call_id.lane, call_id.number, || answer.copy()) else {
-            return Some(answer);
-        };
+        let limits = &self.server.shared.config.star.steps;
+        let copy = || answer.copy().filter(|copy| account.take(0, copy.bytes(), 0, limits).is_ok());
+        let again = account.log().end(call_id.lane, call_id.number, copy);
+        let Some(again) = again else { return Some(answer) };
         metrics.star_calls_repeated.add(1);
         let (Ticket { conn, id }, Answer { code, meta, payload, .. }) = (again, answer);
         self.server.shared.send(shard_of(conn), Command::Reply { conn, id, code, meta, payload });
