@@ -26,8 +26,10 @@
 #include "cc/star/peers.h"
 #include "cc/star/row_ops.h"
 #include "cc/star/service.h"
+#include "cc/star/state.h"
 #include "cc/star/switch.h"
 #include "cc/work_queue/ops.h"
+#include "cc/worker/session_recovery.h"
 #include "cc/worker/step_handles.h"
 #include "cc/worker/worker_cache.h"
 #include "cc/worker/worker_service.h"
@@ -202,6 +204,7 @@ Status RegisterServers() {
       if (!IsTaken(protocol.name)) missing.push_back(protocol);
     }
     RegisterServerFactory("STARWIRE_MISSING_PROTOCOLS", new MissingFactory(std::move(missing)));
+    SetRecoverable(&UsesOnlyState);
     // If another copy of this library is loaded, its passes are enough.
     if (RegisterFuseOps()) {
       RegisterStarOps();

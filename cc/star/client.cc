@@ -140,7 +140,7 @@ void StarClient::Send(uint32_t method, const std::vector<uint8_t>& meta, const s
     has_id_ = false;
   }
   Ref();
-  const bool waits = RecoverMs() != 0 && number_ != 0;
+  const bool waits = callee_->can_recover && number_ != 0;
   const uint32_t deadline_ms = waits ? RecoverMs() : attempt_ == 0 ? 0 : kReconnectMs;
   const uint32_t flags = SW_CALL_DEADLINE_TO_CONNECT | (waits ? SW_CALL_WAIT_FOR_READY : 0);
   const uint64_t id =
@@ -243,7 +243,7 @@ void StarClient::Arrived(const Status& status, bool unknown) {
 }
 
 bool StarClient::CreateSession(const Status& status) {
-  if (RecoverMs() == 0 || !IsSessionForgotten(status) || ++sessions_ > kMaxSessions) return false;
+  if (!callee_->can_recover || !IsSessionForgotten(status) || ++sessions_ > kMaxSessions) return false;
   CreateSessionAgain(callee_->task, where_.session, where_.channel, status, [this](const Status& created) {
     if (created.ok()) {
       Call();
@@ -261,7 +261,9 @@ void StarClient::Repeat(const Status& lost) {
     cancelled = cancelled_;
   }
   if (lost_.ok()) lost_ = lost;
-  if (number_ == 0 || cancelled || ++attempt_ > kMaxAttempts) {
+  // A server that came back lacks what the call needs, and does not notice it.
+  const bool lacks = RecoverMs() != 0 && !callee_->can_recover;
+  if (number_ == 0 || cancelled || lacks || ++attempt_ > kMaxAttempts) {
     Finish(lost_);
   } else {
     Call();

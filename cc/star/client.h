@@ -58,6 +58,8 @@ struct StarCallee {
   bool last = false;
   // It neither keeps nor takes values in slots, which are lost with their connection: it may be sent again.
   bool can_repeat = false;
+  // It uses nothing of its server but what a state keeps: it waits for a server that comes back.
+  bool can_recover = false;
   // Part of a function, whose callers expect errors to name the remote target as TensorFlow's gRPC client does.
   bool of_function = false;
 };

@@ -6,10 +6,12 @@
 #include "cc/base/compat_executor.h"
 #include "cc/base/compat_profiler.h"
 #include "cc/base/compat_session.h"
+#include "cc/base/recovery.h"
 #include "cc/base/register_kernel.h"
 #include "cc/base/status_codec.h"
 #include "cc/rendezvous/rendezvous.h"
 #include "cc/star/client.h"
+#include "cc/star/state.h"
 #include "cc/worker/remote_worker.h"
 #include "cc/worker/step_handles.h"
 #include "tensorflow/core/common_runtime/step_stats_collector.h"
@@ -59,6 +61,10 @@ class StarCallKernel : public AsyncOpKernel {
     callee_.hash = PlanHashOf(AsBytes(plan));
     callee_.plan = std::make_shared<const std::string>(std::move(plan));
     callee_.incarnation = static_cast<uint64_t>(incarnation);
+    if (RecoverMs() != 0 && handles_.empty()) {
+      tensorflow::GraphDef graph;
+      callee_.can_recover = graph.ParseFromString(*callee_.plan) && UsesOnlyState(graph);
+    }
     uses_slots_ = callee_.last;
     callee_.can_repeat = !callee_.last && feeds_.size() == static_cast<size_t>(inputs);
     for (size_t fetch = 0; fetch < keeps_.size(); ++fetch) {

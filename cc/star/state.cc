@@ -443,6 +443,11 @@ class PlanNodes {
   std::unordered_map<std::string, const NodeDef*> nodes_;
 };
 
+bool IsTransfer(const NodeDef& node) {
+  static const char* const kTransfers[] = {"_Send", "_Recv", "_HostSend", "_HostRecv"};
+  return std::any_of(std::begin(kTransfers), std::end(kTransfers), [&node](const char* op) { return node.op() == op; });
+}
+
 // Whether the node may change something, as far as the op table knows.
 bool MayChange(const NodeDef& node) {
   if (node.op() == "_Arg" || node.op() == "_Retval") return false;
@@ -527,15 +532,23 @@ void StarState::AllChanged() {
 bool StarState::MayUpdate(const GraphDef& graph) {
   if (graph.library().function_size() > 0) return true;
   return std::any_of(graph.node().begin(), graph.node().end(), [](const NodeDef& node) {
-    static const char* const kTransfers[] = {"_Send", "_Recv", "_HostSend", "_HostRecv"};
-    const auto is_op = [&node](const char* op) { return node.op() == op; };
-    if (!MayChange(node) || std::any_of(std::begin(kTransfers), std::end(kTransfers), is_op)) return false;
+    if (!MayChange(node) || IsTransfer(node)) return false;
     const OpDef* op = nullptr;
     tensorflow::DataTypeVector inputs, outputs;
     const bool is_known = (KnowledgeOf(node.op()) & SW_OP_KNOWN) != 0 && !HasFunctions(node) &&
                           tensorflow::OpRegistry::Global()->LookUpOpDef(node.op(), &op).ok() &&
                           tensorflow::InOutTypesForNode(node, *op, &inputs, &outputs).ok();
     return !is_known || std::any_of(inputs.begin(), inputs.end(), IsReferenceOrHandle);
+  });
+}
+
+bool UsesOnlyState(const GraphDef& graph) {
+  if (graph.library().function_size() > 0) return false;
+  return std::all_of(graph.node().begin(), graph.node().end(), [](const NodeDef& node) {
+    if (IsTransfer(node)) return true;
+    const uint32_t known = KnowledgeOf(node.op());
+    if ((known & SW_OP_IS_SHAREABLE) == 0 || HasFunctions(node)) return false;
+    return (known & SW_OP_IS_VARIABLE) == 0 || IsKept(node);
   });
 }
 

@@ -27,6 +27,10 @@ namespace starwire {
 
 class StateVariable;
 
+// Whether a graph uses nothing of its server but what a state keeps, so that a session can go on with it on a server
+// that came back. A queue, say, would be empty, and whoever takes from it would wait forever.
+bool UsesOnlyState(const tensorflow::GraphDef& graph);
+
 // A variable that a plan may change.
 struct StateUpdate {
   // Null: all that are known.

@@ -260,6 +260,10 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
 
   void Register(const tensorflow::RegisterGraphRequest& request, tensorflow::RegisterGraphResponse* response,
                 StatusCallback done) {
+    if (!IsRecoverable(request.graph_def())) {
+      Start(Method::kRegisterGraph, request, ParseInto(response), std::move(done), nullptr, 0);
+      return;
+    }
     auto kept = std::make_shared<const tensorflow::RegisterGraphRequest>(request);
     StatusCallback keep = [self = shared_from_this(), kept, response, done = std::move(done)](const Status& status) {
       if (status.ok()) {
@@ -286,7 +290,7 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
   void Run(CallOptions* opts, const tensorflow::RunGraphRequest& request, Response* response, StatusCallback done) {
     const Graph graph = Find(request.graph_handle());
     if (graph.request == nullptr) {
-      Start(Method::kRunGraph, request, ParseInto(response), std::move(done), opts);
+      Start(Method::kRunGraph, request, ParseInto(response), std::move(done), opts, 0);
       return;
     }
     StatusCallback heal = [self = shared_from_this(), opts, &request, response, graph,
@@ -362,8 +366,9 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
   }
 
   // Waits for a server that is down, but sends nothing twice.
-  void Start(Method method, const MessageLite& request, Parser parse, StatusCallback done, CallOptions* opts) {
-    (new OneCall(channel_, target_, std::move(parse), std::move(done), opts))->Start(method, request, kWaitToConnect);
+  void Start(Method method, const MessageLite& request, Parser parse, StatusCallback done, CallOptions* opts,
+             uint32_t flags = kWaitToConnect) {
+    (new OneCall(channel_, target_, std::move(parse), std::move(done), opts))->Start(method, request, flags);
   }
 
   const std::string target_;

@@ -1,5 +1,6 @@
 #include "cc/worker/session_recovery.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -61,6 +62,17 @@ void DropSession(const std::string& task, const std::string& handle) {
     sessions->kept.erase(found);
   }
   for (const StatusCallback& done : waiting) done(MakeStatus(kCancelled, "the session was deleted"));
+}
+
+namespace {
+std::atomic<bool (*)(const tensorflow::GraphDef& graph)> recoverable{nullptr};
+}  // namespace
+
+void SetRecoverable(bool (*test)(const tensorflow::GraphDef& graph)) { recoverable.store(test); }
+
+bool IsRecoverable(const tensorflow::GraphDef& graph) {
+  const auto test = recoverable.load();
+  return test != nullptr && test(graph);
 }
 
 bool IsSessionForgotten(const Status& status) {

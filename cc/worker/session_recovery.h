@@ -9,6 +9,7 @@
 #include "cc/base/channel.h"
 #include "cc/base/compat.h"
 #include "tensorflow/core/distributed_runtime/worker_interface.h"
+#include "tensorflow/core/framework/graph.pb.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
 
 namespace starwire {
@@ -17,6 +18,10 @@ namespace starwire {
 // their variables are gone.
 void KeepSession(const std::string& task, const tensorflow::CreateWorkerSessionRequest& request);
 void DropSession(const std::string& task, const std::string& handle);
+
+// Whether a graph uses nothing of its server but what the state of one keeps: `test` says so. Before servers start.
+void SetRecoverable(bool (*test)(const tensorflow::GraphDef& graph));
+bool IsRecoverable(const tensorflow::GraphDef& graph);
 
 // Whether a task has answered that it does not know the session.
 bool IsSessionForgotten(const Status& status);

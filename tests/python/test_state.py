@@ -154,6 +154,23 @@ def train_monitored(target, folder, marks):
     return began, seen
 
 
+def take(target):
+    """Takes from an empty queue of the first server. Returns the error's name."""
+    graph = tf.Graph()
+    if "take" not in state:
+        with graph.as_default():
+            with tf.device("/job:ps/task:0"):
+                queue = tf.queue.FIFOQueue(3, [tf.float32], [()], shared_name="shared")
+            with tf.device("/job:worker/task:0"):
+                doubled = queue.dequeue() * 2.0
+            state["take"] = one().Session(target, graph=graph), doubled
+    sess, doubled = state["take"]
+    try:
+        return float(sess.run(doubled))
+    except tf.errors.OpError as error:
+        return type(error).__name__
+
+
 def stop():
     import starwire
 
@@ -216,6 +233,19 @@ def test_no_update_is_there_twice_and_at_most_the_last_second_is_missing(compare
         rate = steps / (12 - sum(restarts))
         assert steps - 3 * 2.5 * rate <= first < steps, f"{first} of {steps} steps"
         assert longest < max(restarts) + 5
+
+
+def test_what_the_state_does_not_keep_is_an_error_and_no_hang(compared, tmp_path):
+    """A queue of a server that came back is empty: whoever takes from it would wait forever. Sessions recover from the error."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
+        worker = cluster["worker", 0]
+        worker.begin(take, cluster.target("worker", 0))
+        time.sleep(FLUSHED)
+        assert not worker.ready()
+        cluster["ps", 0].kill()
+        cluster.start("ps", 0)
+        assert worker.result(30) in ("AbortedError", "UnavailableError")
+        assert worker.call(take, cluster.target("worker", 0)) == "AbortedError"
 
 
 def test_what_was_flushed_when_a_server_is_stopped_is_everything(compared, tmp_path):

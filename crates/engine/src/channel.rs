@@ -40,8 +40,8 @@ pub struct Channels {
     next: u32,
     /// By task, whatever its address.
     lanes: HashMap<String, Arc<Mutex<Lanes>>>,
-    /// Of the channels to tasks that have joined: by task its address, and which time it has joined.
-    reached: HashMap<String, (String, u64)>,
+    /// Of the channels to tasks that have joined: address by task. It stays when the task leaves, which may come back.
+    reached: HashMap<String, String>,
 }
 
 impl Channels {
@@ -62,21 +62,22 @@ impl Channels {
         Ok(Channel::new(shared.clone(), channel))
     }
 
-    /// Opens a channel to a task that has joined. It ends when the task leaves.
+    /// Opens a channel to a task that has joined, and ends the one to its last address, if it was another. It has no
+    /// connection while the task is away.
     pub fn open_to_joined<H: Host>(&mut self, shared: &Arc<Shared<H>>, task: &str) -> Result<Channel<H>, EngineError> {
         let found = shared.joined().address(task).map(|(address, join)| (address.to_owned(), join));
         let (address, join) = found.ok_or_else(|| EngineError::NotJoined(task.into()))?;
         let data = shared.config.data_address(task, &address)?;
-        let before = self.reached.insert(task.to_owned(), (address.clone(), join));
-        if let Some((before, _)) = before.filter(|(_, before)| *before != join) {
-            // Closed when its task left.
-            self.open.remove(&(task.to_owned(), before));
+        let before = self.reached.insert(task.to_owned(), address.clone()).filter(|before| *before != address);
+        let old = before.and_then(|before| self.open.remove(&(task.to_owned(), before)));
+        if let Some(ChannelShared { number, shard, .. }) = old.as_deref() {
+            shared.send(*shard, Command::CloseChannel { channel: *number });
         }
         let channel =
             self.open(shared, Peer { task: task.to_owned(), grpc_address: address, data, has_joined: true })?;
         let ChannelShared { number, shard, .. } = *channel.channel;
         if !shared.joined().reached(task, join, ChannelAt { shard, number }) {
-            shared.send(shard, Command::CloseChannel { channel: number });
+            shared.send(shard, Command::Disconnect { channel: number });
         }
         Ok(channel)
     }

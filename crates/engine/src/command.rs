@@ -68,6 +68,10 @@ pub enum Command<H: Host> {
     CloseChannel {
         channel: u32,
     },
+    /// The task has left. It may come back.
+    Disconnect {
+        channel: u32,
+    },
     Request {
         channel: u32,
         id: u64,

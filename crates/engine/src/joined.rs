@@ -83,7 +83,7 @@ impl Joined {
         self.tasks.get(task).map(|task| (task.address.as_str(), task.join))
     }
 
-    /// The task is reached over this channel, which ends when it leaves. False: it has left.
+    /// The task is reached over this channel, which is disconnected when it leaves. False: it has left.
     pub fn reached(&mut self, task: &str, join: u64, channel: ChannelAt) -> bool {
         let Some(task) = self.tasks.get_mut(task).filter(|task| task.join == join) else { return false };
         task.channel = Some(channel);

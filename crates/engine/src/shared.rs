@@ -179,7 +179,7 @@ impl<H: Host> Shared<H> {
         let left = self.joined().leaves(connection);
         let Some(Left { task, address, channel }) = left else { return };
         if let Some(ChannelAt { shard, number }) = channel {
-            self.send(shard, Command::CloseChannel { channel: number });
+            self.send(shard, Command::Disconnect { channel: number });
         }
         self.metrics.count(|cells| cells.tasks_left.add(1));
         self.log_change(&task, &address, "left");
@@ -263,6 +263,7 @@ pub(crate) fn end<H: Host>(command: Command<H>, code: i32, message: &str) {
         Command::Request { request, .. } => request.into_op().done(&outcome),
         Command::OpenChannel { .. }
         | Command::CloseChannel { .. }
+        | Command::Disconnect { .. }
         | Command::Cancel { .. }
         | Command::Reply { .. }
         | Command::Addresses { .. }

@@ -221,6 +221,7 @@ impl<H: Host> Shard<H> {
                 self.peers.open(channel, peer, self.shared.config.connect_timeout, self.links.random());
             }
             Command::CloseChannel { channel } => self.close_channel(channel, now),
+            Command::Disconnect { channel } => self.disconnect(channel),
             Command::Addresses { channel, result } => {
                 self.tell(channel, now, |channel| channel.resolved(result, now));
             }

@@ -35,7 +35,14 @@ impl<H: Host> Shard<H> {
         }
     }
 
-    /// The task has left: ends what waits for it.
+    /// The task has left. Another process may have its address by now.
+    pub(super) fn disconnect(&mut self, channel: u32) {
+        if let Some(conn) = self.peers.get(channel).and_then(Channel::any_connection) {
+            self.links.lose(conn, code::UNAVAILABLE, "the task has left".to_owned());
+        }
+    }
+
+    /// The task is back at another address: ends what waits for it.
     pub(super) fn close_channel(&mut self, channel: u32, now: Instant) {
         let conn = self.peers.get(channel).and_then(Channel::any_connection);
         self.tell(channel, now, |channel| channel.stop(now));

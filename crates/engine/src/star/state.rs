@@ -151,6 +151,9 @@ impl State {
                 break closed;
             }
             self.let_in(server);
+            if server.shared.frozen.load(Ordering::Acquire) {
+                return Ok(None);
+            }
             std::thread::park_timeout(if is_last { LEAST_WAIT } else { INTERVAL });
         };
         host.changes(&mut flush, false);
