@@ -174,7 +174,11 @@ impl Task {
 
     /// With this address of its own in the ClusterSpec.
     pub fn start_at(name: &str, incarnation: u64, env: &[(&str, &str)], own: &str) -> Self {
-        Self::start_behind(name, "grpc++", incarnation, env, [own, ELSEWHERE], |_| {}).unwrap()
+        Self::try_start_at(name, incarnation, env, own).unwrap()
+    }
+
+    pub fn try_start_at(name: &str, incarnation: u64, env: &[(&str, &str)], own: &str) -> Result<Self, EngineError> {
+        Self::start_behind(name, "grpc++", incarnation, env, [own, ELSEWHERE], |_| {})
     }
 
     /// With these addresses of its own and of the parameter server in the ClusterSpec. If the environment has

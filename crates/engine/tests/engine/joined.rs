@@ -20,8 +20,9 @@ fn worker(number: u32) -> String {
 
 /// A task that knows the server, which has only its word for where it is.
 fn newcomer(name: &str, incarnation: u64, env: &Env, ps: &Task) -> Task {
-    let own = format!("127.0.0.1:{}", free_port());
-    let task = Task::start_at(name, incarnation, env, &own);
+    // Somebody else may take the port meanwhile.
+    let start = || Task::try_start_at(name, incarnation, env, &format!("127.0.0.1:{}", free_port()));
+    let task = (0..10).find_map(|_| start().ok()).expect("one of ten ports is free");
     task.knows(PS, ps);
     task
 }
