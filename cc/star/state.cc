@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstring>
 #include <functional>
 #include <unordered_map>
 #include <utility>
@@ -459,16 +458,33 @@ bool MayChange(const NodeDef& node) {
 
 bool IsReferenceOrHandle(DataType type) { return tensorflow::IsRefType(type) || type == tensorflow::DT_RESOURCE; }
 
-// Operations whose input `indices` has the first dimension of the rows that they change, in all variables they take.
+// Operations that change the rows with the numbers `indices`, and nothing else, in all variables that they take. Those
+// of other libraries may change more: DeepRec's ResourceSparseApplyAdamAsync also changes its powers.
 bool IsSparse(const std::string& op) {
-  static const char* const kBeginnings[] = {"SparseApply", "ResourceSparseApply"};
-  static const char* const kScatters[] = {"Add", "Sub", "Mul", "Div", "Min", "Max", "Update"};
-  for (const char* beginning : kBeginnings) {
-    if (op.compare(0, std::strlen(beginning), beginning) == 0) return true;
-  }
-  return std::any_of(std::begin(kScatters), std::end(kScatters), [&op](const char* kind) {
-    return op == std::string("Scatter") + kind || op == std::string("ResourceScatter") + kind;
-  });
+  static const char* const kKinds[] = {
+      "SparseApplyAdadelta",
+      "SparseApplyAdagrad",
+      "SparseApplyAdagradDA",
+      "SparseApplyAdagradV2",
+      "SparseApplyCenteredRMSProp",
+      "SparseApplyFtrl",
+      "SparseApplyFtrlV2",
+      "SparseApplyKerasMomentum",
+      "SparseApplyMomentum",
+      "SparseApplyProximalAdagrad",
+      "SparseApplyProximalGradientDescent",
+      "SparseApplyRMSProp",
+      "ScatterAdd",
+      "ScatterDiv",
+      "ScatterMax",
+      "ScatterMin",
+      "ScatterMul",
+      "ScatterSub",
+      "ScatterUpdate",
+  };
+  static const std::string kResource = "Resource";
+  const std::string kind = op.compare(0, kResource.size(), kResource) == 0 ? op.substr(kResource.size()) : op;
+  return std::any_of(std::begin(kKinds), std::end(kKinds), [&kind](const char* known) { return kind == known; });
 }
 
 // The position of the input `indices`; negative: there is none, or it is not certain.

@@ -183,7 +183,9 @@ impl<H: Host> Engine<H> {
             return;
         }
         let is_reactor = shared::is_reactor_of(self.shared.number);
-        if let Some(state) = self.state.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // Its end may take seconds, for which an exit of the process must not wait.
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(state) = state {
             state.stop(is_reactor);
         }
         for shard in 0..self.shared.config.reactors {
