@@ -326,9 +326,9 @@ class Arena(arenas.Arena):
         self.address = self.data_port()
         self.stop_file, self.trail = self.directory / "stop", self.directory / "trail"
         target = self.cluster.target("worker", 0)
-        self.trainer.begin(training.train, target, str(self.stop_file), str(self.trail))
+        self.trainer.begin(with_rests, training.train, target, str(self.stop_file), str(self.trail))
         self.visitor.call(training.prepare_visits, self.cluster.target("worker", 1), 1)
-        self.wait_for_steps()
+        self.wait_for_steps(100)
         for _ in range(3):  # allocate what the first peers allocate for all later ones
             self.visitor.call(training.visit)
             self.greet()
@@ -378,7 +378,8 @@ class Arena(arenas.Arena):
         task, address = self.start_newcomer(number)
         stop = self.directory / f"stop-{self.honest_runs}"
         try:
-            task.begin(steps.run_until_stopped, f"grpc://{address}", str(stop), task=number, name="beside")
+            train = steps.run_until_stopped
+            task.begin(with_rests, train, f"grpc://{address}", str(stop), task=number, name="beside")
             wait_for(f"{stop}.started")
             yield address
             made = os.path.getsize(f"{stop}.steps")
@@ -408,6 +409,20 @@ class Arena(arenas.Arena):
         self.honest()
         wait_until(lambda: len(set(self.counted())) == 1, 30, f"all have left: {self.counted()}")
         return outcome, self.counted()[0] - joined - (self.honest_runs - runs)
+
+
+def with_rests(function, *arguments, **options):
+    """Calls a function that makes steps, in a process of its own. Unless the pace is measured, the process rests after
+    each step: a server has to serve it all the same, and no core is busy all the time."""
+    check = steps.Model.check
+
+    def check_and_rest(*values):
+        check(*values)
+        time.sleep(0.02)
+
+    if not arenas.MEASURES:
+        steps.Model.check = check_and_rest
+    return function(*arguments, **options)
 
 
 def join_list(members):

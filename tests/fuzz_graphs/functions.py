@@ -477,14 +477,13 @@ def some(seed, feature):
         seed += 1
 
 
-def fuzz(harness, runner, protocols, switches, seed, programs, seconds, out, timeout=60, feature=None):
-    """Returns the seeds that differ. One program at a time, over all protocols at once."""
+def fuzz(harness, runner, protocols, switches, source, programs, seconds, out, timeout=60):
+    """Returns the seeds that differ. One program of `source` at a time, over all protocols at once."""
     import collections
     import json
     import time
 
     begun, clusters, wrong, count, hang = time.monotonic(), {}, [], collections.Counter(), 0
-    source = some(seed, feature)
 
     def run(program, names):
         """The key of a graph's results is the protocol and " as a graph"."""

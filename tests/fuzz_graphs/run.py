@@ -39,6 +39,7 @@ SPLIT, IN_PARTS = "+parts", {"STARWIRE_STAR_SPLIT_BYTES": "8", "STARWIRE_STAR_LI
 FUNCTION_PROTOCOLS = ("grpc++", "grpc+++fuse", "star_server", "star_server+parts", "star_server_lite", "star_server_lite+parts")
 FUNCTION_SWITCHES = {"+fuse": {"STARWIRE_TENSOR_FUSE": "1", **EAGER}, SPLIT: IN_PARTS}
 SHAPE = {"ps": 2, "worker": 2}
+REGRESSIONS = sorted(HERE.glob("regressions/*.json"))
 
 
 def parts(name):
@@ -402,7 +403,9 @@ def main():
     chosen = [p for p in (arguments.protocols or "").split(",") if p]
     if arguments.only == "functions" or arguments.feature in functions.FEATURES:
         try:
-            return 1 if functions.fuzz(harness, runner, chosen or FUNCTION_PROTOCOLS, FUNCTION_SWITCHES, seed, arguments.programs, arguments.seconds, out, max(60, arguments.timeout), arguments.feature) else 0
+            some, ways = functions.some(seed, arguments.feature), chosen or FUNCTION_PROTOCOLS
+            wrong = functions.fuzz(harness, runner, ways, FUNCTION_SWITCHES, some, arguments.programs, arguments.seconds, out, max(60, arguments.timeout))
+            return 1 if wrong else 0
         finally:
             runner.close()
     fuzzer = Fuzzer(runner, chosen or PROTOCOLS, arguments.timeout)
@@ -414,6 +417,8 @@ def main():
         if arguments.replay is not None:
             yield from replay_source(arguments.replay)
             return
+        if not (arguments.programs or arguments.feature or arguments.protocols):
+            yield from replay_source(REGRESSIONS)  # `make test` runs them over some of the protocols
         number = seed
         while True:
             made = generate(number)

@@ -19,9 +19,11 @@ import shrink  # noqa: E402
 from generate import generate  # noqa: E402
 
 generated = functools.lru_cache(maxsize=None)(generate)
-REGRESSIONS = sorted(HERE.glob("regressions/*.json"))
-# `make test-deep` and `make fuzz-graphs` run other seeds, for longer.
-FIRST_SEED, SEEDS, FUNCTIONS = 1000, 16, 2
+# `make test-deep` and `make fuzz-graphs` run other seeds, for longer, and everything over all protocols. These have each switch and each kind of star call.
+PROTOCOLS = ("grpc++", "grpc+++fuse", "star_server", "star_server+fuse", "star_server_lite+parts")
+# Small programs that together have all features: the test fails if the generator no longer makes them so.
+SEEDS = (1002, 1015, 1030, 1082, 1195, 1199, 1247, 1300, 1352)
+FUNCTIONS = (25328, 36322, 58876)
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +31,13 @@ def fuzzer():
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     os.environ["STARWIRE_LIBRARY"] = fuzz.harness.library_path()
     runner = fuzz.harness.Runner()
-    made = fuzz.Fuzzer(runner)
+    made = fuzz.Fuzzer(runner, PROTOCOLS)
     yield made
     made.clusters.close()
     runner.close()
 
 
-@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", fuzz.REGRESSIONS, ids=lambda path: path.stem)
 def test_regression(fuzzer, path):
     made = json.loads(path.read_text())
     verdict, found = fuzzer.judge(made, fuzzer.results(made, [*fuzz.stocks(made), *fuzzer.protocols]))
@@ -49,7 +51,9 @@ def test_seeds(fuzzer):
     def report(*found):
         failures.append(found)
 
-    fuzzer.run_all((generate(seed) for seed in range(FIRST_SEED, FIRST_SEED + SEEDS)), lambda: False, report)
+    programs_made = [generate(seed) for seed in SEEDS]
+    assert {name for made in programs_made for name in made["options"].get("features", ())} == set(features.FEATURES)
+    fuzzer.run_all(iter(programs_made), lambda: False, report)
     failures = [(made, found) for made, results, found in failures if fuzzer.settled(made, results)]
     assert not failures, "\n".join(f"seed {made['seed']}: {name}: {text}" for made, found in failures for name, text in found.items())
     assert fuzzer.count["sound"] + fuzzer.count["order left open"] >= 0.9 * fuzzer.count["programs"] > 0, dict(fuzzer.count)
@@ -58,11 +62,13 @@ def test_seeds(fuzzer):
 # Functions hang over stock gRPC now and then.
 @pytest.mark.limit(480)
 def test_functions(fuzzer, tmp_path):
-    """Random functions of a coordinator, and the same as graphs of a session."""
+    """Random functions of a coordinator, and the same as graphs of a session. Over grpc++, tests/python/test_functions.py has functions."""
     if fuzz.harness.tf.__version__.startswith("1."):
         pytest.skip("TensorFlow 1.15 has no coordinator")
-    ways = ("grpc+++fuse", "star_server", "star_server_lite+parts")
-    assert fuzz.functions.fuzz(fuzz.harness, fuzzer.clusters.runner, ways, fuzz.FUNCTION_SWITCHES, 500, FUNCTIONS, 1000, tmp_path) == []
+    ways = ("star_server", "star_server_lite+parts")
+    made = [fuzz.functions.generate(seed) for seed in FUNCTIONS]
+    assert {name for one in made for name in one["features"]} == set(fuzz.functions.FEATURES)
+    assert fuzz.functions.fuzz(fuzz.harness, fuzzer.clusters.runner, ways, fuzz.FUNCTION_SWITCHES, iter(made), len(made), 1000, tmp_path) == []
 
 
 def test_a_staged_value_is_taken_out_in_the_same_run():

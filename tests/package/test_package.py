@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "python" / "starwire"))
+sys.path[:0] = [str(ROOT / "python" / "starwire"), str(ROOT / "tests" / "python")]
 import _endpoint_map  # noqa: E402  (without loading the library)
+from cluster import RemoteError, Runner  # noqa: E402
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 
@@ -26,33 +27,75 @@ def python(code, *paths, cwd="/", **variables):
     return result.returncode, result.stdout.strip(), result.stderr.strip()
 
 
+FORK = """
+import __main__, os, sys
+for name in [name for name in os.environ if name.startswith(("STARWIRE_", "CARGO_TARGET_DIR")) and name not in {given}]:
+    del os.environ[name]
+for name in [name for name in sys.modules if name.startswith("starwire_run")]:
+    del sys.modules[name]
+sys.path[:] = {paths} + [path for path in sys.path if path != {checkout!r}]
+sys.stdout = open("stdout", "w", buffering=1)
+exec({code!r}, vars(__main__))
+"""
+
+
+@pytest.fixture(scope="module")
+def runner():
+    made = Runner()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def forked(runner):
+    """As `python`, in a fork of a process that has already imported TensorFlow; returns stdout, or raises what the code raises."""
+
+    def run(code, *paths, **variables):
+        task = runner.task("script", variables)
+        task.call(exec, FORK.format(given=list(variables), paths=list(map(str, paths)), checkout=str(ROOT / "python"), code=code), {})
+        assert task.exit() == 0, task.log()
+        return (task.directory / "stdout").read_text().strip()
+
+    return run
+
+
+@pytest.fixture
+def refused(forked):
+    """Returns the message of the ImportError that `import starwire` raises."""
+
+    def run(*paths, **variables):
+        with pytest.raises(RemoteError) as caught:
+            forked("import starwire", *paths, **variables)
+        assert caught.value.type == "ImportError", caught.value
+        return caught.value.message
+
+    return run
+
+
 SERVE = """
 server = tf.distribute.Server({"ps": ["localhost:0"]}, job_name="ps", task_index=0, protocol="grpc++")
 print(starwire.library_path())
 """
 
 
-@pytest.mark.parametrize("order", ["import starwire, tensorflow as tf", "import tensorflow as tf, starwire"])
-def test_import_before_and_after_tensorflow(order):
-    code, out, err = python(order + SERVE, ROOT / "python")
-    assert code == 0, err
-    assert out.endswith("libstarwire.so")
+def test_import_after_tensorflow(forked):
+    """Before it: test_import_of_starwire_follows_the_variable_without_the_hook."""
+    assert forked("import tensorflow as tf, starwire" + SERVE, ROOT / "python").endswith("libstarwire.so")
 
 
-def test_every_name_of_protocols_is_registered():
-    code, out, err = python(
+def test_every_name_of_protocols_is_registered(forked):
+    out = forked(
         "import starwire, tensorflow as tf\n"
         "for name in starwire.protocols():\n"
         "    tf.distribute.Server({'ps': ['localhost:0']}, job_name='ps', task_index=0, protocol=name)\n"
         "print(len(starwire.protocols()), starwire.__version__)",
         ROOT / "python",
     )
-    assert code == 0, err
     assert re.fullmatch(r"[1-9]\d* \d+\.\d+\.\d+", out)
 
 
-def test_stop_refuses_stock_servers():
-    code, out, err = python(
+def test_stop_refuses_stock_servers(forked):
+    out = forked(
         "import starwire, tensorflow as tf\n"
         "for protocol in ('grpc++', 'grpc'):\n"
         "    server = tf.distribute.Server({'ps': ['localhost:0']}, job_name='ps', task_index=0, protocol=protocol)\n"
@@ -62,14 +105,12 @@ def test_stop_refuses_stock_servers():
         "        print(error)",
         ROOT / "python",
     )
-    assert code == 0, err
     assert out == "None\nstarwire: a server with protocol 'grpc' cannot be stopped: it is not one of starwire's (grpc++, star_server, star_server_lite, grpc+verbs)", out
 
 
-def test_loading_the_library_alone_works(tmp_path):
+def test_loading_the_library_alone_works(forked):
     library = library_of_checkout()
-    code, _, err = python(f"import tensorflow as tf\nstarwire = None\ntf.load_library({library!r})" + SERVE.replace("starwire.library_path()", "1"))
-    assert code == 0, err
+    forked(f"import tensorflow as tf\nstarwire = None\ntf.load_library({library!r})" + SERVE.replace("starwire.library_path()", "1"))
 
 
 SERVER = "server = tf.distribute.Server({'ps': ['localhost:0']}, job_name='ps', task_index=0, protocol='PROTOCOL')"
@@ -84,50 +125,45 @@ def ask():
 
 
 @pytest.mark.parametrize("makes", [SERVER.replace("PROTOCOL", "grpc++"), CONTEXT], ids=["server", "context"])
-def test_processes_that_a_server_starts_have_no_secret(makes):
+def test_processes_that_a_server_starts_have_no_secret(forked, makes):
     secret = "known to this process and no other"
     # One that does not read it; one that does; and another one, which still knows it.
     steps = [SERVER.replace("PROTOCOL", "grpc"), "ask()", makes, "ask()", SERVER.replace("PROTOCOL", "grpc++"), "ask()"]
-    code, out, err = python(ASK + "\n".join(steps), ROOT / "python", STARWIRE_SECRET=secret)
-    assert code == 0, err
+    out = forked(ASK + "\n".join(steps), ROOT / "python", STARWIRE_SECRET=secret)
     assert out.splitlines() == [str([secret] * 3), str([""] * 3), str([""] * 3)]
 
 
-def test_loading_twice_and_a_copy_is_harmless(tmp_path):
+def test_loading_twice_and_a_copy_is_harmless(forked, tmp_path):
     library = library_of_checkout()
     copy = shutil.copy(library, tmp_path / "another.so")
-    code, _, err = python(f"import starwire, tensorflow as tf\ntf.load_library({library!r})\nstarwire.load()\ntf.load_library({str(copy)!r})" + SERVE, ROOT / "python")
-    assert code == 0, err
+    forked(f"import starwire, tensorflow as tf\ntf.load_library({library!r})\nstarwire.load()\ntf.load_library({str(copy)!r})" + SERVE, ROOT / "python")
 
 
-def test_a_missing_override_is_named():
-    code, _, err = python("import starwire", ROOT / "python", STARWIRE_LIBRARY="/nowhere/lib.so")
-    assert code != 0
-    assert err.splitlines()[-1] == "ImportError: starwire: STARWIRE_LIBRARY names '/nowhere/lib.so', which is not a file"
+def test_a_missing_override_is_named(refused):
+    message = refused(ROOT / "python", STARWIRE_LIBRARY="/nowhere/lib.so")
+    assert message == "starwire: STARWIRE_LIBRARY names '/nowhere/lib.so', which is not a file"
 
 
-def test_an_invalid_library_is_refused_with_its_path(tmp_path):
+def test_an_invalid_library_is_refused_with_its_path(refused, tmp_path):
     bad = tmp_path / "bad.so"
     bad.write_text("not a library")
-    code, _, err = python("import starwire", ROOT / "python", STARWIRE_LIBRARY=str(bad))
-    assert code != 0
-    assert err.splitlines()[-1].startswith("ImportError: starwire: TensorFlow ") and str(bad) in err.splitlines()[-1]
+    message = refused(ROOT / "python", STARWIRE_LIBRARY=str(bad))
+    assert message.startswith("starwire: TensorFlow ") and str(bad) in message.splitlines()[-1]
 
 
-def test_another_version_is_refused_before_loading(tmp_path):
+def test_another_version_is_refused_before_loading(refused, tmp_path):
     (tmp_path / "tf-2.99.1").mkdir()
     (tmp_path / "tf-2.99.1" / "libstarwire.so").write_text("")
-    code, _, err = python("import starwire", ROOT / "python", CARGO_TARGET_DIR=str(tmp_path))
-    assert code != 0
+    message = refused(ROOT / "python", CARGO_TARGET_DIR=str(tmp_path))
     running = version_of_tensorflow()
-    assert re.search(
-        rf"ImportError: starwire is built for TensorFlow 2\.99\.1, but TensorFlow {re.escape(running)} is running\. "
+    assert re.match(
+        rf"starwire is built for TensorFlow 2\.99\.1, but TensorFlow {re.escape(running)} is running\. "
         rf"Build it for that version: make -C .* build TF_VERSION={re.escape(running)}$",
-        err,
+        message,
     )
 
 
-def test_an_installed_package_lists_what_it_supports(tmp_path):
+def test_an_installed_package_lists_what_it_supports(refused, tmp_path):
     """Without a checkout around it, and with rows of releases that share a library."""
     package = tmp_path / "site" / "starwire"
     shutil.copytree(ROOT / "python" / "starwire", package)
@@ -135,13 +171,12 @@ def test_an_installed_package_lists_what_it_supports(tmp_path):
     for version in ("2.15.1", "2.9.0", "2.99.1"):
         (package / "lib" / f"tf-{version}").mkdir(parents=True)
         (package / "lib" / f"tf-{version}" / "libstarwire.so").write_text("")
-    code, _, err = python("import starwire", tmp_path / "site")
-    assert code != 0
-    assert "ImportError: starwire is built for TensorFlow 2.9.0, 2.15.0, 2.15.0.post1, 2.15.1, 2.99.1, but TensorFlow " in err
-    assert " is running. Install one of these versions, a newer starwire, or build it from source: pip install " in err
+    message = refused(tmp_path / "site")
+    assert message.startswith("starwire is built for TensorFlow 2.9.0, 2.15.0, 2.15.0.post1, 2.15.1, 2.99.1, but TensorFlow ")
+    assert " is running. Install one of these versions, a newer starwire, or build it from source: pip install " in message
 
 
-def test_a_library_serves_the_releases_of_its_row(tmp_path):
+def test_a_library_serves_the_releases_of_its_row(forked, tmp_path):
     """The running release is made one of a row; the library itself, whose list is compiled in, is not loaded."""
     package = tmp_path / "site" / "starwire"
     shutil.copytree(ROOT / "python" / "starwire", package)
@@ -149,8 +184,7 @@ def test_a_library_serves_the_releases_of_its_row(tmp_path):
     (package / "releases.inc").write_text(f'{{"2.98.1", "{version_of_tensorflow()}"}},\n')
     (package / "lib" / "tf-2.98.1").mkdir(parents=True)
     shutil.copy(library_of_checkout(), package / "lib" / "tf-2.98.1" / "libstarwire.so")
-    code, out, err = python("import starwire; print(starwire.library_path())", tmp_path / "site")
-    assert (code, out) == (0, str(package / "lib" / "tf-2.98.1" / "libstarwire.so")), err
+    assert forked("import starwire; print(starwire.library_path())", tmp_path / "site") == str(package / "lib" / "tf-2.98.1" / "libstarwire.so")
 
 
 @pytest.mark.parametrize("own, package", [("2.99.0-rc1", "2.99.0rc1"), ("2.99.0-dev20990101", "2.99.0.dev20990101"), ("2.99.0", "2.99.0")])
@@ -163,10 +197,9 @@ def test_the_library_of_a_candidate_or_nightly_is_found_by_the_version_of_its_pa
     assert code != 0 and f"ImportError: starwire: TensorFlow {package} refused {library}: " in err, err
 
 
-def test_nothing_built_says_how_to_build(tmp_path):
-    code, _, err = python("import starwire", ROOT / "python", CARGO_TARGET_DIR=str(tmp_path))
-    assert code != 0
-    assert "ImportError: starwire is not built yet" in err and "make -C" in err
+def test_nothing_built_says_how_to_build(refused, tmp_path):
+    message = refused(ROOT / "python", CARGO_TARGET_DIR=str(tmp_path))
+    assert message.startswith("starwire is not built yet") and "make -C" in message
 
 
 def test_a_build_that_takes_a_while_succeeds(tmp_path):
@@ -187,13 +220,12 @@ def test_a_build_that_takes_a_while_succeeds(tmp_path):
 
 
 @pytest.mark.limit(1200)  # it may compile everything, or wait for another build
-def test_pip_installs_it(tmp_path):
+def test_pip_installs_it(forked, tmp_path):
     """Under pip's build isolation, the backend must find the environment's TensorFlow itself."""
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target", str(tmp_path), str(ROOT)]
     result = subprocess.run(install, capture_output=True, text=True, timeout=590)
     assert result.returncode == 0, result.stdout + result.stderr
-    code, out, err = python("import starwire, tensorflow as tf" + SERVE, tmp_path)
-    assert code == 0, err
+    out = forked("import starwire, tensorflow as tf" + SERVE, tmp_path)
     assert out == str(tmp_path / "starwire" / "lib" / f"tf-{version_of_tensorflow()}" / "libstarwire.so")
     protocol = "import site; site.addsitedir({!r}); import tensorflow as tf; print(tf.distribute.Server({{'ps': ['localhost:0']}}, 'ps', 0).server_def.protocol)"
     code, out, err = python(protocol.format(str(tmp_path)), STARWIRE_PROTOCOL="star_server")

@@ -39,10 +39,10 @@ def session(target, wire_dtype=None):
 
 
 @contextlib.contextmanager
-def graphs_on(device, names=NAMES):
-    """In the block, graphs.py builds graphs for these devices of all tasks, or of these. Yields them."""
+def graphs_on(device):
+    """In the block, the places of graphs.py are these devices. Yields them."""
     before = {name: getattr(graphs, name) for name in ("HOPS", *NAMES)}
-    for name in names:
+    for name in NAMES:
         setattr(graphs, name, before[name].replace("CPU:0", device))
     graphs.HOPS = tuple(getattr(graphs, name) for name in NAMES)
     try:
@@ -52,13 +52,16 @@ def graphs_on(device, names=NAMES):
             setattr(graphs, name, value)
 
 
-def run_case(target, device, owners, name, steps=3):
-    """The fetches of one of graphs.CASES in each step. `owners`: the device is used in all tasks, or in the workers only."""
-    with graphs_on(device, [place for place in NAMES if owners == "all" or place.startswith("WORKER")]), graphs.control_flow_of(name), tf.Graph().as_default(), session(target) as sess:
-        one().set_random_seed(7)
-        fetches, feed_of_step = graphs.CASES[name]()
-        sess.run(one().global_variables_initializer())
-        return [[plain(v) for v in sess.run(tf.nest.flatten(fetches), feed_of_step(step) if feed_of_step else None)] for step in range(steps)]
+def freeze_case(target, name):
+    return graphs.freeze(graphs.CASES, name)
+
+
+def run_case(target, device, owners, frozen):
+    """The fetches of a frozen case in each step. `owners`: the device is used in all tasks, or in the workers only."""
+    device_of = lambda name: name.replace("CPU:0", device) if owners == "all" or "/job:worker/" in name else name  # noqa: E731
+    with graphs.thaw(frozen, device_of) as (initializers, fetches, feeds), session(target) as sess:
+        sess.run(initializers)
+        return [[plain(v) for v in sess.run(tf.nest.flatten(fetches), feed)] for feed in feeds]
 
 
 def relay(target, device, dtype_name):
@@ -191,7 +194,8 @@ def remote_functions(device):
     with tf.device(ps0):
         variable = tf.Variable(np.linspace(-1, 1, 7, dtype=np.float32))
 
-    @tf.function
+    # Traced once for all shapes.
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32), tf.TensorSpec((), tf.bool)])
     def across(x, flag):
         with tf.device(ps0):
             y = x * 2.0

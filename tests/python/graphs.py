@@ -1,6 +1,7 @@
 """Graphs for the differential tests. CASES: functions that build a graph and return (fetches, feed_dict of step); ERRORS: graphs that fail."""
 
 import contextlib
+import pickle
 
 from cluster import tf
 from tensors import digest
@@ -10,11 +11,12 @@ PS0, WORKER0, PS1, WORKER1 = HOPS
 
 
 def many_small():
+    """Between two of the tasks, more than the engine hands over at a time (256)."""
     import numpy as np
 
     feeds, out = [], []
-    for i in range(600):
-        device, other = (PS0, PS1)[i % 2], (WORKER0, WORKER1)[i % 3 % 2]
+    for i in range(320):
+        device, other = ((PS1, WORKER0), (PS0, WORKER1), (PS1, WORKER1))[i % 3] if i % 8 == 0 else (PS0, WORKER0)
         with tf.device(device):
             feed = tf.compat.v1.placeholder(tf.float32, (i % 50,))
             value = tf.identity(feed)
@@ -429,13 +431,51 @@ def control_flow_of(name):
         switch[bool(before)]()
 
 
-def run_case(target, name, steps=1):
-    """The fetches of one of CASES in each step."""
-    with control_flow_of(name), tf.Graph().as_default(), session(target) as sess:
+def freeze(cases, name, steps=3, container=""):
+    """Builds the graph of a case, which takes longer than to run it. Returns it and its feeds in bytes, for thaw()."""
+    import numpy as np
+
+    with control_flow_of(name), tf.Graph().as_default() as graph, graph.container(container):
         tf.compat.v1.set_random_seed(7)
-        fetches, feed_of_step = CASES[name]()
-        sess.run(tf.compat.v1.global_variables_initializer())
-        return [[digest(v) for v in sess.run(tf.nest.flatten(fetches), feed_of_step(step) if feed_of_step else None)] for step in range(steps)]
+        fetches, feed_of_step = cases[name]()
+        initializers = [tf.compat.v1.global_variables_initializer().name, tf.compat.v1.tables_initializer().name]
+        names = tf.nest.map_structure(lambda fetch: graph.as_graph_element(fetch).name, fetches)
+        feeds = []
+        for step in range(steps):
+            arrays = {feed: np.asarray(value, feed.dtype.as_numpy_dtype) for feed, value in (feed_of_step(step) if feed_of_step else {}).items()}
+            # TensorFlow's own types cannot be pickled everywhere.
+            feeds.append({feed.name: array if feed.dtype == tf.string else (array.shape, array.tobytes()) for feed, array in arrays.items()})
+        return pickle.dumps((graph.as_graph_def().SerializeToString(), initializers, names, feeds))
+
+
+@contextlib.contextmanager
+def thaw(frozen, device_of=None):
+    """In the block, the graph is the default. Yields initializers, fetches, and the feeds of each step. `device_of`: gives a node another device."""
+    definition, initializers, fetches, feeds = pickle.loads(frozen)
+    definition = tf.compat.v1.GraphDef.FromString(definition)
+    for nodes in (definition.node, *(function.node_def for function in definition.library.function)) if device_of else ():
+        for node in nodes:
+            node.device = device_of(node.device)
+    with tf.Graph().as_default() as graph:
+        tf.compat.v1.import_graph_def(definition, name="")
+        yield initializers, fetches, [{name: fed_value(graph.get_tensor_by_name(name), value) for name, value in step.items()} for step in feeds]
+
+
+def fed_value(feed, value):
+    import numpy as np
+
+    return np.frombuffer(value[1], feed.dtype.as_numpy_dtype).reshape(value[0]) if isinstance(value, tuple) else value
+
+
+def freeze_case(target, name):
+    return freeze(CASES, name)
+
+
+def run_case(target, frozen):
+    """The fetches of a frozen case in each step."""
+    with thaw(frozen) as (initializers, fetches, feeds), session(target) as sess:
+        sess.run(initializers)
+        return [[digest(v) for v in sess.run(tf.nest.flatten(fetches), feed)] for feed in feeds]
 
 
 def run_error(target, name):

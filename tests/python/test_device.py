@@ -14,7 +14,7 @@ import pytest
 
 from cluster import TaskDied, free_port
 from device import GPU_ENVIRONMENT, OURS, DeviceChiefs, Devices, await_held, count_gpus, counts, hold, read_memory
-from device_programs import begin_training, close_queue, collect, continue_training, fail_in_mid_copy, lists, receive_too_much, relay, remote_functions, run_case, scheduled, train
+from device_programs import begin_training, close_queue, collect, continue_training, fail_in_mid_copy, freeze_case, lists, receive_too_much, relay, remote_functions, run_case, scheduled, train
 from graphs import CASES
 from metrics import fused_counters, star_calls
 from tf2_job import chief_call
@@ -94,8 +94,9 @@ def test_the_host_cannot_touch_the_memory(controlled):
 @pytest.mark.parametrize("way", OURS, scope="module")
 def test_graphs(devices, kind, way, owners, name):
     """Branches and their dead tensors, loops, gradients, small tensors, strings, handles: with all nodes on the devices that have kernels there."""
-    ours = devices.check(way, on_worker, run_case, f"{kind}:0", owners, name)
-    cpu = devices.stock(on_worker, run_case, "CPU:0", "all", name)
+    frozen = devices.stock(on_worker, freeze_case, name)
+    ours = devices.check(way, on_worker, run_case, f"{kind}:0", owners, frozen)
+    cpu = devices.stock(on_worker, run_case, "CPU:0", "all", frozen)
     for step, expected in zip(ours, cpu):
         assert_close(kind, step, expected)
 

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from cluster import RemoteError, tf, worker_call
-from graphs import CASES, ERRORS, HOPS, PS0, run_case, run_error, session
+from graphs import CASES, ERRORS, HOPS, PS0, freeze_case, run_case, run_error, session
 from tensors import DTYPES, digest, inputs_for
 
 
@@ -25,7 +25,8 @@ def relay(target, dtype_name, steps=2):
         return None
     with tf.Graph().as_default(), session(target) as sess:
         feeds, hops = [], []
-        for array in inputs_for(dtype, 0):
+        inputs = [inputs_for(dtype, step) for step in range(steps)]
+        for array in inputs[0]:
             with tf.device(PS0):
                 value = tf.compat.v1.placeholder(dtype, array.shape)
             feeds.append(value)
@@ -36,8 +37,7 @@ def relay(target, dtype_name, steps=2):
                 stops.append(value)
             hops.append(stops)
         result = []
-        for step in range(steps):
-            arrays = inputs_for(dtype, step)
+        for arrays in inputs:
             arrived = sess.run(hops, dict(zip(feeds, arrays)))
             result.append([(digest(array), [digest(stop) for stop in stops]) for array, stops in zip(arrays, arrived)])
         return result
@@ -59,10 +59,14 @@ def count_transfers(target):
 # In the test process. -------------------------------------------------------------------------------------------------
 
 
+def on_worker(cluster, function, *args):
+    return worker_call(cluster, function, *args, timeout=120)
+
+
 @pytest.fixture
 def pair(stock, cluster):
     """Returns (run on stock gRPC, run on ours): functions that run their argument in worker 0 of either cluster."""
-    return [functools.partial(worker_call, one, timeout=120) for one in (stock, cluster)]
+    return [functools.partial(on_worker, one) for one in (stock, cluster)]
 
 
 def test_every_hop_is_a_transfer(pair):
@@ -76,10 +80,11 @@ def test_every_hop_is_a_transfer(pair):
 @pytest.mark.star
 @pytest.mark.quick(lambda of: of.get("protocol") != "star_server_lite", reason="both kinds of star calls carry values by the same code (cc/star)")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtype(pair, dtype):
-    stock, ours = (run(relay, dtype) for run in pair)
+def test_dtype(compared, cluster, dtype):
+    stock = compared.stock(on_worker, relay, dtype)
     if stock is None:
         pytest.skip(f"this TensorFlow has no {dtype}")
+    ours = on_worker(cluster, relay, dtype)
     for step in ours:
         for fed, arrived in step:
             assert arrived == [fed] * len(HOPS)
@@ -88,22 +93,22 @@ def test_dtype(pair, dtype):
 
 @pytest.mark.star
 @pytest.mark.parametrize("name", CASES)
-def test_graph(pair, name):
-    stock, ours = (run(run_case, name, steps=3) for run in pair)
-    assert ours == stock
+def test_graph(compared, cluster, name):
+    frozen = compared.stock(on_worker, freeze_case, name)
+    stock = compared.stock(on_worker, run_case, frozen)
+    assert on_worker(cluster, run_case, frozen) == stock
     assert stock[0]
 
 
 @pytest.mark.star
 @pytest.mark.parametrize("name", ERRORS)
-def test_error(pair, name):
+def test_error(compared, cluster, name):
     """The error's type, code and the kernel's message arrive. (The rest varies in TensorFlow itself: which tasks' reports it joins, which node comes first.)"""
     _, kind, sentence = ERRORS[name]
-    for run in pair:
-        for raised, code, message in run(run_error, name):
-            assert raised == kind, message
-            assert code == getattr(codes, kind)
-            assert sentence in message
+    for raised, code, message in compared.stock(on_worker, run_error, name) + on_worker(cluster, run_error, name):
+        assert raised == kind, message
+        assert code == getattr(codes, kind)
+        assert sentence in message
 
 
 class codes:

@@ -1,5 +1,6 @@
 """The emulated network that `make bench-wire` measures on: it delays, limits and drops, and a benchmark runs over it. Skipped where no namespaces can be made."""
 
+import functools
 import json
 import os
 import re
@@ -50,36 +51,49 @@ def run(tmp_path, *arguments, **environment):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
 
 
-def test_a_benchmark_runs_over_it(tmp_path, protocol):
-    experiment("round_trips")  # skips
-    library = [] if is_stock(protocol) else ["--library", library_path()]
-    # Other tests may keep the machine busy: round trips may take longer, but not less.
-    done = run(tmp_path, "--tolerance", "1", "--quick", "--rounds", "1", "--cases", "1x4KB", "--wires", "100M/20ms", "--protocols", f"grpc,{protocol}", *library)
-    assert done.returncode == 0, done.stdout + done.stderr
-    wire = json.loads((tmp_path / "results.json").read_text())["wires"][0]
+@pytest.fixture(scope="module")
+def benchmark(tmp_path_factory):
+    """Returns a function of protocols: the folder of the results of a benchmark with them, which runs once."""
+
+    def measure(protocols):
+        experiment("round_trips")  # skips
+        folder = tmp_path_factory.mktemp("benchmark")
+        library = [] if is_stock(protocols) else ["--library", library_path()]
+        # Other tests may keep the machine busy: round trips may take longer, but not less.
+        arguments = ("--tolerance", "1", "--quick", "--rounds", "1", "--cases", "100x4KB", "--wires", "100M/20ms", "--protocols", protocols)
+        done = run(folder, *arguments, *library, TF_CPP_MIN_LOG_LEVEL="0")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return folder
+
+    return functools.lru_cache(maxsize=None)(measure)
+
+
+@pytest.mark.quick(lambda of: of["ours"] == "star_server", reason="all columns are measured by the same code (benches/tf)")
+@pytest.mark.parametrize("ours", ["star_server", "grpc++"])
+def test_a_benchmark_runs_over_it(benchmark, protocol, ours):
+    protocols = protocol if is_stock(protocol) else f"grpc,{ours}"
+    folder = benchmark(protocols)
+    wire = json.loads((folder / "results.json").read_text())["wires"][0]
     assert wire["title"] == "100 Mb/s, 20 ms"
     assert 0.018 <= wire["measured"]["round_trip_s"] <= 0.04
-    case = wire["cases"]["1x4KB"]
+    case = wire["cases"]["100x4KB"]
     assert case["checked"]
+    assert set(case["columns"]) == set(protocols.split(","))
     for column in case["columns"].values():
-        # A step pulls and pushes 4096 bytes, one after the other.
+        # A step pulls and pushes 100 times 4096 bytes, one after the other.
         assert column["p50_s"]["median"] >= 2 * 0.018
-        assert column["pulled_bytes_per_step"]["median"] >= 4096
-        assert column["pushed_bytes_per_step"]["median"] >= 4096
-    # 4 KB take 0.35 ms in each direction, beside the two round trips.
-    assert case["bare"]["wire"]["p50_s"]["median"] >= 2 * 0.018 + 0.0006
-    assert "1 variable × 4 KB" in (tmp_path / "table.md").read_text()
+        assert column["pulled_bytes_per_step"]["median"] >= 409_600
+        assert column["pushed_bytes_per_step"]["median"] >= 409_600
+    # 400 KB take 33 ms in each direction, beside the two round trips.
+    assert case["bare"]["wire"]["p50_s"]["median"] >= 2 * 0.018 + 0.06
+    assert "100 variables × 4 KB" in (folder / "table.md").read_text()
 
 
 @pytest.mark.ours
 @pytest.mark.quick(lambda of: of["protocol"] == "star_server", reason="calls are split by the same code for both protocols (crates/planner)")
 @pytest.mark.parametrize("protocol", ["star_server", "star_server_lite"])
-def test_parts_of_star_calls_suit_the_wire(tmp_path, protocol):
-    experiment("round_trips")  # skips
-    arguments = ("--tolerance", "1", "--quick", "--rounds", "1", "--cases", "100x4KB", "--wires", "100M/20ms", "--protocols", protocol, "--library", library_path())
-    done = run(tmp_path, *arguments, TF_CPP_MIN_LOG_LEVEL="0")
-    assert done.returncode == 0, done.stdout + done.stderr
-    log = (tmp_path / "logs" / f"100x4KB.{protocol}.worker0.log").read_text()
+def test_parts_of_star_calls_suit_the_wire(benchmark, protocol):
+    log = (benchmark(f"grpc,{protocol}") / "logs" / f"100x4KB.{protocol}.worker0.log").read_text()
     plans = re.findall(r"(\d+) calls in .*, in parts of 32 KiB for a path of (\d+) Mb/s and (\d+) us", log)
     # 13 parts of 400 KB pulled, as many pushed, and the counter. Measured is what TCP gets in the first moments.
     calls, megabits, micros = max((int(calls), int(rate), int(time)) for calls, rate, time in plans)

@@ -4,14 +4,15 @@ Every case runs unfused over stock gRPC, which defines the expected result, and 
 test could pass because nothing was fused.
 """
 
+import functools
 import json
 import re
 
 import pytest
 
 from cluster import RemoteError, load, one, start_server, tf, worker_call
-from fuse_graphs import CASES, OFF, ON, dense_model, traffic
-from graphs import PS0, WORKER0, control_flow_of, session_config
+from fuse_graphs import CASES, OFF, ON, traffic
+from graphs import PS0, WORKER0, freeze, session_config, thaw
 from metrics import fused_counters
 from tensors import digest
 from training_job import batch, regression, setter, synchronous, wait_for_checkpoint
@@ -74,38 +75,49 @@ class Session:
         return values
 
 
-def run_case(target, name, fuse, steps=3):
-    """Returns digests of the case's results per step, and the last step's traffic."""
-    with control_flow_of(name), tf.Graph().as_default():
-        one().set_random_seed(7)
-        fetches, feed_of_step = CASES[name]()
-        with Session(target, fuse, optimise="optimised" in name) as sess:
-            sess.session.run(one().global_variables_initializer())
-            values = [[digest(v) for v in sess.run(tf.nest.flatten(fetches), feed_of_step(step) if feed_of_step else None)] for step in range(steps)]
-            return values, sess.seen[-1]
+def freeze_case(target, name):
+    return freeze(CASES, name)
+
+
+def run_case(target, frozen, *fuses, optimise=False):
+    """Returns for each setting: digests of a frozen case's results per step, and the last step's traffic."""
+    outcomes = []
+    with thaw(frozen) as (initializers, fetches, feeds):
+        for fuse in fuses:
+            with Session(target, fuse, optimise) as sess:
+                sess.session.run(initializers)
+                values = [[digest(v) for v in sess.run(tf.nest.flatten(fetches), feed)] for feed in feeds]
+                outcomes.append((values, sess.seen[-1]))
+    return outcomes
 
 
 # Upper limits for (messages with fusion) / (messages without).
 SHARE = {"types": 0.3, "exotic_types": 0.3, "dense_model": 0.2, "ctr_model": 0.45, "conditional_v1": 0.7, "conditional_v2": 0.7, "ping_pong": 0.3, "late_company": 0.85, "control_edges": 0.4}
 
 
+@pytest.fixture(scope="module")
+def frozen(clusters):
+    """Returns a function of a case's name: its graph, which is built once."""
+    return functools.lru_cache(maxsize=None)(lambda name: worker_call(clusters("grpc", library=False), freeze_case, name))
+
+
 @pytest.mark.ours
 @pytest.mark.parametrize("name", CASES)
-def test_same_bits_in_fewer_messages(clusters, name):
-    (want, (plain, none)) = worker_call(clusters("grpc", library=False), run_case, name, b"")
+def test_same_bits_in_fewer_messages(clusters, frozen, name):
+    optimise = "optimised" in name
+    case = frozen(name.replace("_optimised", ""))
+    [(want, (plain, none))] = worker_call(clusters("grpc", library=False), run_case, case, b"", optimise=optimise)
     assert none == [] and plain > 1
     for protocol in PROTOCOLS:
-        cluster = clusters(protocol, **EAGER)
-        values, (messages, fused) = worker_call(cluster, run_case, name, ON)
+        (values, (messages, fused)), unfused = worker_call(clusters(protocol, **EAGER), run_case, case, ON, OFF, optimise=optimise)
         assert values == want, protocol
+        assert unfused == (want, (plain, [])), protocol
         if name == "optimised_constants":  # nothing is left to fuse
             assert messages < plain
             continue
         assert fused, "nothing was fused"
         assert messages <= plain * SHARE.get(name, 0.95), (plain, messages, fused)
         assert messages + sum(fused) - len(fused) <= plain
-        values, unfused = worker_call(cluster, run_case, name, OFF)
-        assert (values, unfused) == (want, (plain, [])), protocol
 
 
 # Other kinds of sessions. ---------------------------------------------------------------------------------------------
@@ -194,7 +206,8 @@ def test_monitored_session_with_a_configuration(clusters, tmp_path):
 
 def groups_of(target, fuse=b""):
     """The number of fused messages in a step that could have two."""
-    return len(run_case(target, "ping_pong", fuse, steps=1)[1][1])
+    [(_, (_, fused))] = run_case(target, freeze(CASES, "ping_pong", steps=1), fuse)
+    return len(fused)
 
 
 @pytest.mark.ours
@@ -251,11 +264,11 @@ def test_nonsense_in_the_environment_is_named(clusters):
 
 
 @pytest.mark.ours
-def test_a_process_without_the_library_is_an_error(runner):
+def test_a_process_without_the_library_is_an_error(runner, frozen):
     with start_cluster(runner, "grpc", {"ps": 2, "worker": 2}, environment=EAGER, without=[("ps", 1)]) as cluster:
         assert worker_call(cluster, groups_of, ON, timeout=30) > 0, "ps 1 has no part in this graph"
         with pytest.raises(RemoteError) as caught:
-            worker_call(cluster, run_case, "dense_model", ON, timeout=30)
+            worker_call(cluster, run_case, frozen("dense_model"), ON, timeout=30)
         assert caught.value.type == "NotFoundError"
         assert "StarwireFuse" in caught.value.message or "StarwireUnfuse" in caught.value.message
         assert "not registered" in caught.value.message
@@ -264,24 +277,22 @@ def test_a_process_without_the_library_is_an_error(runner):
 # Visibility. ----------------------------------------------------------------------------------------------------------
 
 
-def trace(target):
-    """A timeline of one step of the dense model: the names of transfers, and the labels of the fuse operations."""
+def trace(target, frozen):
+    """A timeline of one step of a frozen case: the names of transfers, and the labels of the fuse operations."""
     from tensorflow.python.client import timeline
 
-    with tf.Graph().as_default():
-        fetches, _ = dense_model()
-        with one().Session(target, config=session_config(ON)) as sess:
-            sess.run(one().global_variables_initializer())
-            metadata = one().RunMetadata()
-            sess.run(fetches, options=one().RunOptions(trace_level=one().RunOptions.FULL_TRACE), run_metadata=metadata)
-        events = json.loads(timeline.Timeline(metadata.step_stats).generate_chrome_trace_format())["traceEvents"]
+    with thaw(frozen) as (initializers, fetches, _), one().Session(target, config=session_config(ON)) as sess:
+        sess.run(initializers)
+        metadata = one().RunMetadata()
+        sess.run(fetches, options=one().RunOptions(trace_level=one().RunOptions.FULL_TRACE), run_metadata=metadata)
+    events = json.loads(timeline.Timeline(metadata.step_stats).generate_chrome_trace_format())["traceEvents"]
     transfers = [node.timeline_label for device in metadata.step_stats.dev_stats for node in device.node_stats if node.node_name == "RecvTensor"]
     return transfers, [event["args"] for event in events if event.get("args", {}).get("op") == "StarwireFuse"]
 
 
 @pytest.mark.ours
-def test_timeline_shows_fused_transfers_and_their_members(clusters):
-    transfers, fusing = worker_call(clusters("grpc++", **EAGER), trace)
+def test_timeline_shows_fused_transfers_and_their_members(clusters, frozen):
+    transfers, fusing = worker_call(clusters("grpc++", **EAGER), trace, frozen("dense_model"))
     fused = [label for label in transfers if re.search(r"edge_\d+_starwire_fuse_\d+_of_\d+", label)]
     assert fused and len(transfers) < 20, transfers
     members = [value for arguments in fusing for key, value in arguments.items() if key.startswith("input")]
@@ -289,11 +300,11 @@ def test_timeline_shows_fused_transfers_and_their_members(clusters):
 
 
 @pytest.mark.ours
-def test_counters(fresh_cluster):
+def test_counters(fresh_cluster, frozen):
     cluster = fresh_cluster((("ps", 2), ("worker", 2)), protocol="grpc++", environment={"STARWIRE_TENSOR_FUSE": "1", **EAGER})
     assert set(fused_counters(cluster["ps", 0]).values()) == {0}
-    _, (_, fused) = worker_call(cluster, run_case, "ping_pong", ON, steps=5)
+    [(_, (_, fused))] = worker_call(cluster, run_case, frozen("ping_pong"), ON)
     sent, received = fused_counters(cluster["ps", 0]), fused_counters(cluster["worker", 0])
     assert sent["fused_messages_sent"] == received["fused_messages_received"] and sent["fused_messages_received"] == received["fused_messages_sent"]
-    assert sent["fused_messages_sent"] + sent["fused_messages_received"] == 5 * len(fused)
-    assert sent["fused_tensors_sent"] + sent["fused_tensors_received"] == 5 * sum(fused)
+    assert sent["fused_messages_sent"] + sent["fused_messages_received"] == 3 * len(fused)
+    assert sent["fused_tensors_sent"] + sent["fused_tensors_received"] == 3 * sum(fused)

@@ -13,12 +13,26 @@ from cluster import ROOT, RemoteError, library_path, state, tf
 pytestmark = pytest.mark.ours
 
 
-def python(code, timeout=120, cwd="/", **environment):
-    """Runs code in a new interpreter."""
-    # None unsets a variable.
+def python(code, cwd="/", **environment):
+    """Runs code in a new interpreter; returns its output."""
     merged = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONPATH": str(ROOT / "python"), **environment}
-    merged = {name: str(value) for name, value in merged.items() if value is not None}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, env=merged, cwd=cwd)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, env=merged, cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture
+def forked(runner):
+    """Runs code in a process that has already imported TensorFlow, but not starwire; returns its output."""
+
+    def run(code, **environment):
+        task = runner.task("script", environment)
+        # Variables live until the process ends, as those of a script.
+        task.call(exec, f"import __main__\nexec({code!r}, vars(__main__))", {}, timeout=120)
+        assert task.exit() == 0, task.log()
+        return task.full_log()
+
+    return run
 
 
 SERVE = """
@@ -29,38 +43,37 @@ with tf.Graph().as_default():
 """
 
 
-def assert_served(done):
-    assert done.returncode == 0, done.stderr
-    assert "result 21.0" in done.stdout, done.stderr
+def test_import_starwire(protocol, forked):
+    out = forked("import tensorflow as tf\nimport starwire\nprint('protocols', starwire.protocols())\nprint('path', starwire.library_path())" + SERVE)
+    assert "result 21.0" in out, out
+    assert f"'{protocol}'" in out
+    assert f"path {library_path()}" in out
 
 
-def test_import_starwire(protocol):
-    done = python("import tensorflow as tf\nimport starwire\nprint('protocols', starwire.protocols())\nprint('path', starwire.library_path())" + SERVE)
-    assert_served(done)
-    assert f"'{protocol}'" in done.stdout
-    assert f"path {library_path()}" in done.stdout
-
-
-def test_import_starwire_and_ask_with_the_prefix():
+def test_import_starwire_and_ask_with_the_prefix(forked):
     code = SERVE.replace("grpc++", "starwire+grpc++") + "    starwire.stop(server)\n"
-    assert_served(python("import tensorflow as tf\nimport starwire" + code))
+    out = forked("import tensorflow as tf\nimport starwire" + code)
+    assert "result 21.0" in out, out
 
 
 def test_import_starwire_before_tensorflow():
-    assert_served(python("import starwire\nimport tensorflow as tf" + SERVE))
+    out = python("import starwire\nimport tensorflow as tf" + SERVE)
+    assert "result 21.0" in out, out
 
 
-def test_import_twice_and_load_by_hand_too():
+def test_import_twice_and_load_by_hand_too(forked):
     """Loading it repeatedly and in different ways yields one library and one set of protocols."""
-    assert_served(python("import os, tensorflow as tf\nimport starwire\nstarwire.load()\nfor _ in range(3): tf.load_library(os.environ['STARWIRE_LIBRARY'])" + SERVE))
+    out = forked("import os, tensorflow as tf\nimport starwire\nstarwire.load()\nfor _ in range(3): tf.load_library(os.environ['STARWIRE_LIBRARY'])" + SERVE)
+    assert "result 21.0" in out, out
 
 
 @pytest.mark.parametrize("loader", ["tf.load_library", "tf.load_op_library"])
-def test_load_by_hand(loader):
-    assert_served(python(f"import os, tensorflow as tf\n{loader}(os.environ['STARWIRE_LIBRARY'])\n{loader}(os.environ['STARWIRE_LIBRARY'])" + SERVE))
+def test_load_by_hand(forked, loader):
+    out = forked(f"import os, tensorflow as tf\n{loader}(os.environ['STARWIRE_LIBRARY'])\n{loader}(os.environ['STARWIRE_LIBRARY'])" + SERVE)
+    assert "result 21.0" in out, out
 
 
-def test_a_second_copy_is_harmless(tmp_path):
+def test_a_second_copy_is_harmless(tmp_path, forked):
     """Another copy of the same library is refused with a message or has no effect; never two transports under one name, never an abort."""
     copy = tmp_path / "libstarwire.so"
     shutil.copy(library_path(), copy)
@@ -72,13 +85,14 @@ try:
 except Exception as error:
     print('refused', error)
 """
-    assert_served(python(code + SERVE))
+    out = forked(code + SERVE)
+    assert "result 21.0" in out, out
 
 
-def test_missing_library(tmp_path):
-    done = python("import starwire", STARWIRE_LIBRARY=tmp_path / "nothing.so")
-    assert done.returncode == 1
-    assert "ImportError" in done.stderr and "STARWIRE_LIBRARY" in done.stderr and "nothing.so" in done.stderr
+def test_missing_library(tmp_path, forked):
+    with pytest.raises(RemoteError, match="STARWIRE_LIBRARY.*nothing.so") as caught:
+        forked("import starwire", STARWIRE_LIBRARY=tmp_path / "nothing.so")
+    assert caught.value.type == "ImportError"
 
 
 def test_unloaded_protocol_is_unknown_to_tensorflow(runner):
@@ -90,14 +104,15 @@ def test_unloaded_protocol_is_unknown_to_tensorflow(runner):
 
 
 @pytest.mark.parametrize("name, instead", [("grpc+gdr", "grpc+verbs"), ("elastic-grpc", "star_server")])
-def test_a_protocol_that_is_nowhere_is_refused_with_a_replacement(name, instead):
+def test_a_protocol_that_is_nowhere_is_refused_with_a_replacement(forked, name, instead):
     code = f"""
 import os, tensorflow as tf
 tf.load_library(os.environ['STARWIRE_LIBRARY'])
 tf.distribute.Server({{"local": ["localhost:0"]}}, protocol="{name}")
 """
-    done = python(code)
-    assert done.returncode == 1 and f"starwire: there is no protocol {name} here: use {instead}" in done.stderr, done.stderr
+    with pytest.raises(RemoteError) as caught:
+        forked(code)
+    assert f"starwire: there is no protocol {name} here: use {instead}" in caught.value.message
 
 
 def start_without_loading():
@@ -120,28 +135,34 @@ def other_version(tmp_path_factory):
     return library
 
 
-@pytest.mark.parametrize("how", ["tf.load_library(os.environ['STARWIRE_LIBRARY'])", "import starwire"])
-def test_wrong_tensorflow_is_refused(other_version, how):
+def test_wrong_tensorflow_is_refused(other_version):
     """An exception names both versions; the protocol is not registered; the process continues."""
     built_for = re.search(r"tf-(\d[^/]*)/", library_path())
-    code = f"""
+    # Each way in a process of its own.
+    code = """
 import os, tensorflow as tf
+child = os.fork()
 try:
-    {how}
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        import starwire
+    else:
+        tf.load_library(os.environ['STARWIRE_LIBRARY'])
 except Exception as error:
     print('refused', type(error).__name__, error)
 try:
-    tf.distribute.Server({{"local": ["localhost:0"]}}, protocol="grpc++")
+    tf.distribute.Server({"local": ["localhost:0"]}, protocol="grpc++")
 except tf.errors.NotFoundError:
-    print('not registered')
+    print('not registered', flush=True)
 """
     # In LD_PRELOAD, a space ends a path.
-    done = python(code, cwd=other_version.parent, LD_PRELOAD=f"./{other_version.name}")
-    assert done.returncode == 0, done.stderr
-    assert "refused" in done.stdout and "TF_VERSION=2.99.0.dev20990101`" in done.stdout, done.stdout + done.stderr
-    if built_for:
-        assert built_for.group(1) in done.stdout, done.stdout
-    assert "not registered" in done.stdout, done.stdout + done.stderr
+    out = python(code, cwd=other_version.parent, LD_PRELOAD=f"./{other_version.name}")
+    by_hand, by_import = re.findall(r"^refused .*?^not registered$", out, re.M | re.S)
+    assert "refused ImportError" in by_import and "refused ImportError" not in by_hand, out
+    for refusal in (by_hand, by_import):
+        assert "TF_VERSION=2.99.0.dev20990101`" in refusal, out
+        if built_for:
+            assert built_for.group(1) in refusal, out
 
 
 # Exports and dependencies. --------------------------------------------------------------------------------------------
@@ -165,7 +186,7 @@ def test_needs_only_tensorflow_and_the_system():
     assert not re.search(r"R(UN)?PATH", out), "a path of the build machine is in the library"
 
 
-def test_import_starts_nothing():
+def test_import_starts_nothing(forked):
     """Loading starts no thread and opens no socket; only a server does."""
     code = """
 import os
@@ -175,5 +196,4 @@ tf.load_library(os.environ['STARWIRE_LIBRARY'])
 after = len(os.listdir('/proc/self/task')), len(os.listdir('/proc/self/fd'))
 print('grew', after[0] - before[0], after[1] - before[1])
 """
-    done = python(code)
-    assert "grew 0 0" in done.stdout, done.stdout + done.stderr
+    assert "grew 0 0" in forked(code)

@@ -1,5 +1,7 @@
 """A client may give servers any names: remote eager execution with names that the servers do not know, compared with stock grpc."""
 
+import functools
+
 import pytest
 
 from cluster import free_port, is_stock, load, state, tf
@@ -155,22 +157,30 @@ def start_alone(protocol):
     return state["server"].target[len("grpc://") :]
 
 
+@pytest.fixture(scope="module")
+def result_of(runner):
+    """Returns what a client of two servers sees; each is asked once."""
+
+    @functools.lru_cache(maxsize=None)
+    def result_of(way, protocol):
+        servers = [runner.task("alone") for _ in range(2)]
+        client = runner.task("client")
+        try:
+            addresses = [server.call(start_alone, protocol) for server in servers]
+            return client.call(way, protocol, addresses, timeout=120)
+        finally:
+            for task in (client, *servers):
+                task.kill()
+
+    return result_of
+
+
 @pytest.mark.tensorflow2
 @pytest.mark.quick(lambda of: of["kind"] != "star_server_lite", reason="the name selects the kind of calls, after the client's names are known")
 @pytest.mark.parametrize("way", [by_server_def, by_cluster, by_host, by_update, by_replication])
 @pytest.mark.parametrize("kind", ["", "star_server", "star_server_lite"])
-def test_names_chosen_by_the_client(runner, protocol, way, kind):
+def test_names_chosen_by_the_client(result_of, protocol, way, kind):
     kind = kind or protocol
     if is_stock(protocol) and kind != protocol:
         pytest.skip("not a feature of stock gRPC")
-    results = []
-    for used in dict.fromkeys(("grpc", kind)):
-        servers = [runner.task("alone") for _ in range(2)]
-        client = runner.task("client")
-        try:
-            addresses = [server.call(start_alone, used) for server in servers]
-            results.append(client.call(way, used, addresses, timeout=120))
-        finally:
-            for task in (client, *servers):
-                task.kill()
-    assert results[0] == results[-1]
+    assert result_of(way, kind) == result_of(way, "grpc")

@@ -12,8 +12,8 @@ import pytest
 
 import steps
 from cluster import RemoteError, is_tensorflow_1, one, state, tf, worker_call
-from fuse_graphs import dense_model, traffic
-from graphs import PS0, WORKER0, control_flow_of, session, session_config
+from fuse_graphs import traffic
+from graphs import PS0, WORKER0, freeze, session, session_config, thaw
 from metrics import counters
 from star_graphs import CASES, back_and_forth
 from tensors import digest
@@ -38,21 +38,21 @@ SENDS = {"conditional_update_v1", "functions", "loop_v1", "loop_v2", "late_compa
 PARTS = {"large_model_sgd": 15, "large_model_adam": 15}
 
 
-def run_case(target, name, steps=3):
-    """Returns digests of the case's results per step and, for the last step, (calls, tensors received individually from another task)."""
-    with control_flow_of(name), tf.Graph().as_default(), one().container(name.replace("_", "")):
-        one().set_random_seed(7)
-        fetches, feed_of_step = CASES[name]()
-        with session(target) as sess:
-            sess.run([one().global_variables_initializer(), one().tables_initializer()])
-            values = []
-            for step in range(steps):
-                metadata = one().RunMetadata()
-                options = one().RunOptions(output_partition_graphs=True)
-                got = sess.run(tf.nest.flatten(fetches), feed_of_step(step) if feed_of_step else None, options=options, run_metadata=metadata)
-                values.append([digest(v) for v in got])
-            nodes = [node for graph in metadata.partition_graphs for node in graph.node]
-            return values, (sum(node.op == "StarwireCall" for node in nodes), traffic(metadata.partition_graphs)[0])
+def freeze_case(target, name):
+    return freeze(CASES, name, container=name.replace("_", ""))
+
+
+def run_case(target, frozen):
+    """Returns digests of a frozen case's results per step and, for the last step, (calls, tensors received individually from another task)."""
+    with thaw(frozen) as (initializers, fetches, feeds), session(target) as sess:
+        sess.run(initializers)
+        values = []
+        for feed in feeds:
+            metadata = one().RunMetadata()
+            options = one().RunOptions(output_partition_graphs=True)
+            values.append([digest(v) for v in sess.run(tf.nest.flatten(fetches), feed, options=options, run_metadata=metadata)])
+        nodes = [node for graph in metadata.partition_graphs for node in graph.node]
+        return values, (sum(node.op == "StarwireCall" for node in nodes), traffic(metadata.partition_graphs)[0])
 
 
 # Where a graph has updates, star_server_lite may delay them and repeat reads.
@@ -61,12 +61,13 @@ UPDATING = ("model", "optimizer", "training", "update", "back_and_forth")
 
 @pytest.mark.quick(lambda of: of["protocol"] == "star_server" or any(word in of["name"] for word in UPDATING), reason="without updates, it only makes fewer calls; the planner's model and the graph fuzzer compare both in every run")
 @pytest.mark.parametrize("name", CASES)
-def test_same_bits_in_calls(cluster, stock, name):
+def test_same_bits_in_calls(compared, cluster, name):
     if is_tensorflow_1() and name.startswith("training_loop") and name.endswith("_v2"):
         pytest.skip("TensorFlow 1.15 refuses such loops over several tasks, over gRPC too")
-    want, (none, received) = worker_call(stock, run_case, name)
+    frozen = compared.stock(worker_call, freeze_case, name)
+    want, (none, received) = compared.stock(worker_call, run_case, frozen)
     assert none == 0 and received > 0
-    values, (calls, left) = worker_call(cluster, run_case, name)
+    values, (calls, left) = worker_call(cluster, run_case, frozen)
     assert values == want
     assert PARTS.get(name, 0) <= calls <= CALLS.get(name, 40)
     if name in ("loop_v1", "loop_v2"):
@@ -80,21 +81,20 @@ def test_same_bits_in_calls(cluster, stock, name):
 # Number of calls. -----------------------------------------------------------------------------------------------------
 
 
-def plain_steps(target, count):
+def plain_steps(target, frozen, count):
     """Runs steps of a model that pulls and pushes each of its variables."""
-    with tf.Graph().as_default():
-        fetches, _ = dense_model()
-        with session(target) as sess:
-            sess.run(one().global_variables_initializer())
-            for _ in range(count):
-                sess.run(fetches)
+    with thaw(frozen) as (initializers, fetches, _), session(target) as sess:
+        sess.run(initializers)
+        for _ in range(count):
+            sess.run(fetches)
 
 
-def test_a_step_takes_two_or_three_calls_per_server(fresh_cluster, protocol):
+def test_a_step_takes_two_or_three_calls_per_server(compared, fresh_cluster, protocol):
     cluster = fresh_cluster((("ps", 2), ("worker", 2)), protocol=protocol)
-    worker_call(cluster, plain_steps, 1)
+    frozen = compared.stock(worker_call, freeze_case, "dense_model")
+    worker_call(cluster, plain_steps, frozen, 1)
     before = [counters(cluster["ps", i]) for i in range(2)]
-    worker_call(cluster, plain_steps, 21)
+    worker_call(cluster, plain_steps, frozen, 21)
     after = [counters(cluster["ps", i]) for i in range(2)]
     for old, new in zip(before, after):
         # Includes creating, initialising and closing two sessions.
@@ -284,10 +284,10 @@ def test_jobs_of_any_name(fresh_cluster, protocol, jobs, calls):
     assert (made > 0) == calls
 
 
-def test_the_log_reports_the_fate_of_a_graph(cluster, protocol):
+def test_the_log_reports_the_fate_of_a_graph(compared, cluster, protocol):
     start = cluster["worker", 0].log_size()
-    worker_call(cluster, run_case, "loop_v1")
-    worker_call(cluster, run_case, "dense_model")
+    for name in ("loop_v1", "dense_model"):
+        worker_call(cluster, run_case, compared.stock(worker_call, freeze_case, name))
     log = cluster["worker", 0].full_log()[start:]
     assert re.search(rf"starwire: {protocol}: \d+ calls in \d+ rounds run \d+ of \d+ nodes", log), log
     assert re.search(r"left to send and receive: \d+ \(.*in a loop: \d+", log), log

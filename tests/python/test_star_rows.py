@@ -7,7 +7,8 @@ import re
 import pytest
 
 from cluster import one, tf
-from sparse_training import batches, build, train_sparse
+from graphs import freeze, thaw
+from sparse_training import batches, build
 from steps import tensorflow_minor
 from tensors import digest
 
@@ -17,6 +18,21 @@ OPTIMIZERS = ("Adagrad", "GradientDescent", "Adam", "Ftrl", "Momentum")
 
 
 # In the worker process. -----------------------------------------------------------------------------------------------
+
+
+def freeze_training(target, name, use_resource):
+    def case():
+        feeds, loss, train = build(name, use_resource)
+        # Slots as well.
+        return [[loss, train], one().global_variables()], list(batches(feeds)).__getitem__
+
+    return freeze({name: case}, name, steps=6)
+
+
+def train_frozen(target, frozen):
+    with thaw(frozen) as (initializers, (step, variables), feeds), one().Session(target) as sess:
+        sess.run(initializers)
+        return [digest(sess.run(step, feed)[0]) for feed in feeds] + [digest(value) for value in sess.run(variables)]
 
 
 def look_up(target, ids):
@@ -156,21 +172,19 @@ def error_of(op, inputs):
             return f"{type(error).__name__}: {error.message}"
 
 
-def nodes_of_training(target, name, watched=None):
+def nodes_of_training(target, frozen, watched=None):
     """The worker's nodes of ours by operation, or the error of watching what one of these replaced."""
-    with tf.Graph().as_default() as graph:
-        feeds, loss, train = build(name, True)
-        with one().Session(target) as sess:
-            sess.run(one().global_variables_initializer())
-            options, metadata = one().RunOptions(output_partition_graphs=True), one().RunMetadata()
-            if watched:
-                node = next(op for op in graph.get_operations() if op.type == watched)
-                options.debug_options.debug_tensor_watch_opts.add(node_name=node.name, output_slot=0, debug_ops=["DebugNanCount"], debug_urls=[f"file://{os.getcwd()}/watched"])
-            try:
-                sess.run([loss, train], next(batches(feeds)), options=options, run_metadata=metadata)
-            except tf.errors.OpError as error:
-                return f"{type(error).__name__}: {error.message}"
-            return collections.Counter(node.op for part in metadata.partition_graphs for node in part.node if node.op.startswith("Starwire"))
+    with thaw(frozen) as (initializers, (step, _), feeds), one().Session(target) as sess:
+        sess.run(initializers)
+        options, metadata = one().RunOptions(output_partition_graphs=True), one().RunMetadata()
+        if watched:
+            node = next(op for op in sess.graph.get_operations() if op.type == watched)
+            options.debug_options.debug_tensor_watch_opts.add(node_name=node.name, output_slot=0, debug_ops=["DebugNanCount"], debug_urls=[f"file://{os.getcwd()}/watched"])
+        try:
+            sess.run(step, feeds[0], options=options, run_metadata=metadata)
+        except tf.errors.OpError as error:
+            return f"{type(error).__name__}: {error.message}"
+        return collections.Counter(node.op for part in metadata.partition_graphs for node in part.node if node.op.startswith("Starwire"))
 
 
 # Tests. ---------------------------------------------------------------------------------------------------------------
@@ -188,27 +202,28 @@ def protocol(request):
 @pytest.mark.quick(lambda of: of["protocol"] == "star_server" or of["name"] == "Adagrad", reason="rows are made to cross once before calls are planned, for both protocols alike")
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_sparse_training_gives_the_same_bits(cluster, stock, name, use_resource):
+def test_sparse_training_gives_the_same_bits(cluster, compared, name, use_resource):
     log = cluster["worker", 0].log_size()
-    assert chief(cluster, train_sparse, name, use_resource) == chief(stock, train_sparse, name, use_resource)
+    frozen = compared.stock(chief, freeze_training, name, use_resource)
+    assert chief(cluster, train_frozen, frozen) == compared.stock(chief, train_frozen, frozen)
     once = re.search(r"the rows of (\d+) lookups and (\d+) gradients cross once", cluster["worker", 0].full_log()[log:])
     # Ten parts of tables. Gradient descent scatters its gradients without adding them up first.
     assert once and once.groups() == ("10", "0" if name == "GradientDescent" else "10"), cluster["worker", 0].log()
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_only_what_is_known_to_be_the_same_crosses_once(cluster, stock, name):
+def test_only_what_is_known_to_be_the_same_crosses_once(cluster, compared, name):
     log = cluster["worker", 0].log_size()
-    assert chief(cluster, run_pattern, name) == chief(stock, run_pattern, name)
+    assert chief(cluster, run_pattern, name) == compared.stock(chief, run_pattern, name)
     text = cluster["worker", 0].full_log()[log:]
     found = re.findall(r"the rows of (\d+) lookups and (\d+) gradients cross once", text)
     lookups, sums, _ = PATTERNS[name]
     assert found == ([(str(lookups), str(sums))] if lookups or sums else []), text[-3000:]
 
 
-@pytest.mark.parametrize("ids", [[], [3], [1, 1, 1], [0, 4], [-1]], ids=str)
-def test_a_lookup_gives_the_same_rows_or_error(cluster, stock, ids):
-    assert chief(cluster, look_up, ids) == chief(stock, look_up, ids)
+@pytest.mark.parametrize("ids", [(), (3,), (1, 1, 1), (0, 4), (-1,)], ids=str)
+def test_a_lookup_gives_the_same_rows_or_error(cluster, compared, ids):
+    assert chief(cluster, look_up, ids) == compared.stock(chief, look_up, ids)
 
 
 @pytest.mark.parametrize("rows_type", ["float32", "float64"])
@@ -237,12 +252,17 @@ def test_inputs_that_do_not_fit_are_errors(cluster, name):
     assert re.match(f"(?s){expected}", cluster["worker", 0].call(error_of, op, inputs))
 
 
-def test_a_lookup_and_its_gradient_send_the_same_ids(cluster):
-    nodes = chief(cluster, nodes_of_training, "Adagrad")
+@pytest.fixture
+def training(compared):
+    return compared.stock(chief, freeze_training, "Adagrad", True)
+
+
+def test_a_lookup_and_its_gradient_send_the_same_ids(cluster, training):
+    nodes = chief(cluster, nodes_of_training, training)
     # Partitioned tables split their ids on the worker, before the lookups.
     assert nodes["StarwireUniqueIds"] == nodes["StarwireCopyRows"] == nodes["StarwireSumRows"] == 10, nodes
 
 
 @pytest.mark.parametrize("op", ["Unique", "UnsortedSegmentSum", "ResourceGather"])
-def test_watch_on_what_was_replaced_is_an_error(cluster, op):
-    assert re.match(r"(?s)UnimplementedError: .*a debugger watches .*starwire\.config\(star=False\)", chief(cluster, nodes_of_training, "Adagrad", op))
+def test_watch_on_what_was_replaced_is_an_error(cluster, training, op):
+    assert re.match(r"(?s)UnimplementedError: .*a debugger watches .*starwire\.config\(star=False\)", chief(cluster, nodes_of_training, training, op))

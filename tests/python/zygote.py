@@ -12,6 +12,7 @@ Protocol with the test process (multiprocessing.connection over a unix socket; t
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -118,6 +119,8 @@ def load():
     tensorflow.distribute  # noqa: B018
     # The default of TensorFlow 2. Reference variables keep the shape of the first graph that uses their name.
     tensorflow.compat.v1.enable_resource_variables()
+    # The collections of a fork, one of them at its end, would visit and so copy the memory of all modules: a second.
+    gc.freeze()
 
 
 def serve_sessions(address):

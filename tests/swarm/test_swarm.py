@@ -5,6 +5,7 @@ Needs STARWIRE_LIBRARY and STARWIRE_SWARM; `make test ONLY=swarm` sets both.
 
 import argparse
 import json
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -30,18 +31,28 @@ WORKERS, STEPS, BATCH, TIMEOUT = 2, 20, 8, 60
 FLOAT, INT64 = 1, 9
 
 
+def record_by(recorder, out, *more):
+    """Runs a recorder's command in a fork of this process, which has imported TensorFlow and started no thread."""
+
+    def command():
+        sys.argv = [recorder.__file__, str(out), "--batch", str(BATCH), "--steps", "2", *more]
+        recorder.main()
+
+    running = multiprocessing.get_context("fork").Process(target=command, daemon=True)
+    running.start()
+    running.join(2 * TIMEOUT)
+    assert running.exitcode == 0, running
+    return out
+
+
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory):
-    path = tmp_path_factory.mktemp("swarm") / "ctr.recording"
-    subprocess.run([sys.executable, record.__file__, path, "--batch", str(BATCH), "--steps", "2"], check=True, timeout=2 * TIMEOUT)
-    return path
+    return record_by(record, tmp_path_factory.mktemp("swarm") / "ctr.recording")
 
 
 @pytest.fixture(scope="module")
 def star_recording(tmp_path_factory):
-    path = tmp_path_factory.mktemp("swarm") / "ctr.star.recording"
-    subprocess.run([sys.executable, record_star.__file__, path, "--library", LIBRARY, "--batch", str(BATCH), "--steps", "2"], check=True, timeout=2 * TIMEOUT)
-    return path
+    return record_by(record_star, tmp_path_factory.mktemp("swarm") / "ctr.star.recording", "--library", LIBRARY)
 
 
 @pytest.fixture(params=["grpc", "grpc++", "star_server"])
@@ -54,17 +65,31 @@ def expected(recording):
     return [step["adds"] for step in record.load(recording)["steps"]]
 
 
-@pytest.fixture
-def server(tmp_path):
-    made = []
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Servers by protocol, which are kept until a test closes them. One of stock grpc fails steps of workers whose address it knows from others."""
+    made, logs = {}, tmp_path_factory.mktemp("servers")
 
     def make(protocol):
-        made.append(ps.Server(protocol, LIBRARY, model.SwarmCtr(BATCH), WORKERS, tmp_path))
-        return made[-1]
+        if protocol == "grpc" and protocol in made:
+            made[protocol].close()
+        if protocol not in made or not made[protocol].process.pid:
+            made[protocol] = ps.Server(protocol, LIBRARY, model.SwarmCtr(BATCH), WORKERS, logs)
+        return made[protocol]
 
     yield make
-    for one in made:
+    for one in made.values():
         one.close()
+
+
+def test_plans_are_registered_on_demand(star_recording, server):
+    """Plans are registered only if the server does not know them, which is the first one here; later sessions reuse them."""
+    server = server("star_server")
+    first = run.play(SWARM, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
+    plans = len(record.load(star_recording)["plans"])
+    assert plans <= first["registrations"] <= plans * WORKERS, first
+    again = run.play(SWARM, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
+    assert again["registrations"] == 0, again
 
 
 def test_every_step_is_applied(played, server):
@@ -98,16 +123,6 @@ def test_star_calls_carry_what_others_send_separately(recording, star_recording)
         assert push["feeds"] == fields + gradients - 1 + fields
         assert (push["fetches"], pull["after"], push["after"]) == (0, [], [0])
         assert alone["adds"] == pytest.approx(together["adds"], rel=1e-3)
-
-
-def test_plans_are_registered_on_demand(star_recording, server):
-    """Plans are registered only if the server does not know them; later sessions reuse them."""
-    server = server("star_server")
-    first = run.play(SWARM, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
-    plans = len(record.load(star_recording)["plans"])
-    assert plans <= first["registrations"] <= plans * WORKERS, first
-    again = run.play(SWARM, star_recording, server, "star_server", WORKERS, 0, 1, TIMEOUT)
-    assert again["registrations"] == 0, again
 
 
 def test_workers_get_over_the_loss_of_their_server(star_recording, tmp_path):
@@ -172,6 +187,7 @@ def test_a_server_that_dies_is_named(played, server):
             _, error = running.communicate(timeout=30)
         finally:
             running.kill()
+            server.close()
     assert running.returncode == 1 and "the parameter server exited (worker " in error, error
 
 

@@ -125,7 +125,7 @@ fn unauthenticated_connections_are_evicted_for_members() {
             raw
         };
         open_half_open(&ps, 100, &mut half_open, say);
-        for number in 0..20 {
+        for number in 0..6 {
             half_open.extend((0..20).map(|_| say(&ps)));
             let worker = Task::start(&format!("/job:worker/replica:0/task:{number}"), &env);
             worker.knows(PS, &ps);

@@ -17,7 +17,7 @@ use crate::random::{Random, bytes_of, parts_of};
 /// Stretching takes its time.
 static SECRET: LazyLock<Secret> = LazyLock::new(|| Secret::new(b"simulated"));
 
-const DEFAULT_SEEDS: u64 = 200;
+const DEFAULT_SEEDS: u64 = 80;
 const STEPS: u64 = 120;
 
 /// One direction of a connection.

@@ -1,20 +1,8 @@
 //! The metrics of two servers match a known amount of traffic between them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    clippy::cast_sign_loss,
-    reason = "a test may panic, and its numbers are small"
-)]
-
-#[allow(dead_code, reason = "shared with the tests of the engine")]
-#[path = "engine/harness.rs"]
-mod harness;
-
 use std::time::{Duration, Instant};
 
-use harness::{Channel, ECHO, PATIENCE, Task, call, recv};
+use crate::harness::{Channel, ECHO, PATIENCE, Task, call, recv};
 
 const SERVER: &str = "/job:starctl/replica:0/task:0";
 const CLIENT: &str = "/job:starctl/replica:0/task:1";
