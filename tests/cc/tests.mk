@@ -44,8 +44,9 @@ $(SHIM_TESTS:.o=.cc): $(SHIM_OUT)/unit-%.cc: FORCE
 FORCE:
 .SECONDARY: $(SHIM_TESTS:.o=.cc)
 
+# -O1 takes three quarters of the time of -O2, and gcc uses the header with both.
 $(SHIM_TESTS): $(SHIM_OUT)/unit-%.o: $(SHIM_OUT)/unit-%.cc $(FOLDER)/flags.mk
-	$(SHIM_CXX) $(SHIM_CXXFLAGS) $(SHIM_PCH) -MMD -MP -c -o $@ $<
+	$(SHIM_CXX) $(SHIM_CXXFLAGS) -O1 $(SHIM_PCH) -MMD -MP -c -o $@ $<
 
 # The decoders of peers' messages, on their fuzz corpus and mutations of it (fuzz/README.md). Counts all memory that they allocate.
 LINK_TF = -Wl,--no-as-needed $(SHIM_LINK) -Wl,--allow-shlib-undefined -lpthread
@@ -62,7 +63,7 @@ $(SHIM_OUT)/decoders: $(DECODERS) $(SHIM_OBJECTS) $(CORE)
 
 $(SHIM_OUT)/decoders-%.o: fuzz/decoders/%.cc $(FOLDER)/flags.mk
 	@mkdir -p $(@D)
-	$(SHIM_CXX) $(SHIM_CXXFLAGS) -MMD -MP -c -o $@ $<
+	$(SHIM_CXX) $(SHIM_CXXFLAGS) $(SHIM_PCH) -MMD -MP -c -o $@ $<
 
 # The same with cc/ compiled for gcc's sanitizers, except: vptr (needs type information that TensorFlow hides), null and nonnull (gcc cannot compile absl's
 # constant expressions with them; a null pointer crashes anyway), container overflow (TensorFlow fills containers without annotations).

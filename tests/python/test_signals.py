@@ -105,10 +105,16 @@ def evaluate(protocol, started, handled=False):
 def coordinate(protocol, spec, started, handled=False):
     """A ClusterCoordinator with functions in flight."""
     tf2_job.coordinate(protocol, spec)
-    tf2_job.train_scheduled(3)
+    step, _ = tf2_job.long_step()
+    state["coordinator"].schedule(step)
+    state["coordinator"].join()
     handle(handled)
-    open(started, "w").close()
-    tf2_job.schedule_until("never")
+    while True:
+        # Many: an exception that is raised while TensorFlow's C++ calls Python, as it does in schedule(), may be lost.
+        for _ in range(500):
+            state["coordinator"].schedule(step)
+        open(started, "w").close()
+        state["coordinator"].join()
 
 
 # In the test process. -------------------------------------------------------------------------------------------------
@@ -134,7 +140,7 @@ def end_of(task, sent):
         if waited > ENDS:
             task.dump_stacks()
             answer = f" and answered {task._connection.recv()}" if task.ready() else ""
-            raise TaskDied(f"{task} did not end{answer}; its log:\n{task.log()}")
+            raise TaskDied(f"{task} {'saw the signal, but' if heard.exists() else 'has not seen the signal, and'} did not end{answer}; its log:\n{task.log()}")
         time.sleep(0.02)
     task.expected_exit = task.poll()
     return task.expected_exit

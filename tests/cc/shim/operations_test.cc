@@ -55,7 +55,9 @@ TEST(Operations, MostOfTheTableIsInThisTensorFlow) {
 TEST(Operations, TheRegistryContradictsNoEntry) {
   for (const std::string& name : Table()) {
     const OpDef* op = Find(name);
-    if (op != nullptr && !IsControlFlow(name)) EXPECT_EQ(ContradictionOf(*op, KnowledgeOf(name)), "") << name;
+    if (op != nullptr && !IsControlFlow(name)) {
+      EXPECT_EQ(ContradictionOf(*op, KnowledgeOf(name)), "") << name;
+    }
   }
 }
 
