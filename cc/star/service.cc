@@ -83,7 +83,13 @@ void StarService::AllCleanedUp() {
   if (started_.load(std::memory_order_acquire)) sw_engine_star_forget_plans(engine_.get());
 }
 
-bool StarService::MayUpdate(const tensorflow::GraphDef& graph) { return state_.is_on() && StarState::MayUpdate(graph); }
+bool StarService::KeepsState() const { return state_.is_on(); }
+
+bool StarService::MayUpdate(const tensorflow::GraphDef& graph) {
+  if (!state_.is_on()) return false;
+  state_.Learn(graph);
+  return StarState::MayUpdate(graph);
+}
 
 void StarService::GraphRan() {
   if (state_.is_on()) state_.AllChanged();

@@ -46,6 +46,7 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
 
   void SessionClosed(const std::string& handle) override;
   void AllCleanedUp() override;
+  bool KeepsState() const override;
   bool MayUpdate(const tensorflow::GraphDef& graph) override;
   void GraphRan() override;
 

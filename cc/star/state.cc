@@ -545,6 +545,12 @@ void StarState::AllChanged() {
   for (const auto& variable : All()) variable->AllChanged();
 }
 
+void StarState::Learn(const GraphDef& graph) {
+  for (const NodeDef& node : graph.node()) {
+    if (IsKept(node)) Know(node);
+  }
+}
+
 bool StarState::MayUpdate(const GraphDef& graph) {
   if (graph.library().function_size() > 0) return true;
   return std::any_of(graph.node().begin(), graph.node().end(), [](const NodeDef& node) {

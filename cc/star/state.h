@@ -1,9 +1,9 @@
 // The variables of a parameter server whose state outlives its process (crates/state): which of their rows have
 // changed, and how they are made again.
 //
-// Known are the variables that star calls' plans name. What a plan may change follows from the op table: the rows of a
-// sparse update whose ids are a feed, else whole variables. Graphs that TensorFlow runs itself change all of them, if
-// they may change any.
+// Known are the variables that star calls' plans and registered graphs name. What a plan may change follows from the op
+// table: the rows of a sparse update whose ids are a feed, else whole variables. Graphs that TensorFlow runs itself
+// change all of them, if they may change any.
 #ifndef STARWIRE_CC_STAR_STATE_H_
 #define STARWIRE_CC_STAR_STATE_H_
 
@@ -56,6 +56,8 @@ class StarState {
   void Changed(const std::vector<StateUpdate>& updates, const std::vector<tensorflow::Tensor>& ids);
   void AllChanged();
 
+  // Makes the variables known that a graph names.
+  void Learn(const tensorflow::GraphDef& graph);
   // Whether a graph may change variables.
   static bool MayUpdate(const tensorflow::GraphDef& graph);
 

@@ -19,6 +19,8 @@ class SessionObserver {
   virtual void SessionClosed(const std::string& handle) = 0;
   // Resources of all sessions are being dropped (CleanupAll).
   virtual void AllCleanedUp() = 0;
+  // Whether the server's variables outlive its process.
+  virtual bool KeepsState() const = 0;
   // Whether GraphRan() is to be called after each run of this graph; after CleanupAll it always is.
   virtual bool MayUpdate(const tensorflow::GraphDef& graph) = 0;
   virtual void GraphRan() = 0;

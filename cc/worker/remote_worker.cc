@@ -268,7 +268,7 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
     StatusCallback keep = [self = shared_from_this(), kept, response, done = std::move(done)](const Status& status) {
       if (status.ok()) {
         std::lock_guard<std::mutex> lock(self->mu_);
-        self->graphs_[response->graph_handle()] = {kept, response->graph_handle()};
+        self->graphs_[{kept->session_handle(), response->graph_handle()}] = {kept, response->graph_handle()};
       }
       done(status);
     };
@@ -276,9 +276,9 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
   }
 
   // Returns the handle that the server knows.
-  std::string Forget(const std::string& handle) {
+  std::string Forget(const std::string& session, const std::string& handle) {
     std::lock_guard<std::mutex> lock(mu_);
-    const auto found = graphs_.find(handle);
+    const auto found = graphs_.find({session, handle});
     if (found == graphs_.end()) return handle;
     const std::string current = found->second.handle;
     graphs_.erase(found);
@@ -288,14 +288,14 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
   // `request` lives until `done`.
   template <typename Response>
   void Run(CallOptions* opts, const tensorflow::RunGraphRequest& request, Response* response, StatusCallback done) {
-    const Graph graph = Find(request.graph_handle());
+    const Graph graph = Find({request.session_handle(), request.graph_handle()});
     if (graph.request == nullptr) {
       Start(Method::kRunGraph, request, ParseInto(response), std::move(done), opts, 0);
       return;
     }
     StatusCallback heal = [self = shared_from_this(), opts, &request, response, graph,
                            done = std::move(done)](const Status& status) {
-      if (IsForgotten(status)) {
+      if (IsSessionForgotten(status) || IsGraphForgotten(status)) {
         self->RunAgain(opts, request, response, graph, done);
       } else {
         done(status);
@@ -305,19 +305,16 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
   }
 
  private:
+  // The session, and the graph's handle that the master knows. Each session numbers its graphs from one.
+  using Key = std::pair<std::string, std::string>;
   struct Graph {
     std::shared_ptr<const tensorflow::RegisterGraphRequest> request;
     std::string handle;  // the current one
   };
 
-  static bool IsForgotten(const Status& status) {
-    return IsSessionForgotten(status) ||
-           (StatusNumber(status) == kAborted && StatusMessage(status).find("Graph handle is not found") == 0);
-  }
-
-  Graph Find(const std::string& handle) {
+  Graph Find(const Key& key) {
     std::lock_guard<std::mutex> lock(mu_);
-    const auto found = graphs_.find(handle);
+    const auto found = graphs_.find(key);
     return found == graphs_.end() ? Graph() : found->second;
   }
 
@@ -343,7 +340,7 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
       const std::string& handle = registered->graph_handle();
       {
         std::lock_guard<std::mutex> lock(self->mu_);
-        const auto found = self->graphs_.find(request.graph_handle());
+        const auto found = self->graphs_.find({request.session_handle(), request.graph_handle()});
         if (found != self->graphs_.end()) found->second.handle = handle;
       }
       self->RunAs(handle, opts, request, response, done);
@@ -374,7 +371,7 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
   const std::string target_;
   const std::shared_ptr<Channel> channel_;
   std::mutex mu_;
-  std::map<std::string, Graph> graphs_;  // guarded by mu_, by the handle that the master knows
+  std::map<Key, Graph> graphs_;  // guarded by mu_
 };
 
 RemoteWorker::RemoteWorker(std::string target, std::shared_ptr<Channel> channel, tensorflow::WorkerCacheLogger* logger)
@@ -444,7 +441,7 @@ void RemoteWorker::DeregisterGraphAsync(const tensorflow::DeregisterGraphRequest
                                         tensorflow::DeregisterGraphResponse* response, StatusCallback done) {
   if (graphs_ != nullptr) {
     tensorflow::DeregisterGraphRequest renamed = *request;
-    renamed.set_graph_handle(graphs_->Forget(request->graph_handle()));
+    renamed.set_graph_handle(graphs_->Forget(request->session_handle(), request->graph_handle()));
     STARWIRE_START(Method::kDeregisterGraph, renamed, ParseInto(response), done, nullptr, 0);
     return;
   }

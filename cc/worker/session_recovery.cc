@@ -79,6 +79,10 @@ bool IsSessionForgotten(const Status& status) {
   return StatusNumber(status) == kAborted && StatusMessage(status).find("Session handle is not found") == 0;
 }
 
+bool IsGraphForgotten(const Status& status) {
+  return StatusNumber(status) == kAborted && StatusMessage(status).find("Graph handle is not found") == 0;
+}
+
 void CreateSessionAgain(const std::string& task, const std::string& handle, const std::shared_ptr<Channel>& channel,
                         const Status& status, StatusCallback done) {
   std::shared_ptr<const CreateWorkerSessionRequest> request;

@@ -23,8 +23,9 @@ void DropSession(const std::string& task, const std::string& handle);
 void SetRecoverable(bool (*test)(const tensorflow::GraphDef& graph));
 bool IsRecoverable(const tensorflow::GraphDef& graph);
 
-// Whether a task has answered that it does not know the session.
+// Whether a task has answered that it does not know the session, or the graph.
 bool IsSessionForgotten(const Status& status);
+bool IsGraphForgotten(const Status& status);
 
 // Creates the session again, once for all that ask meanwhile. `status` is the result if the session is not kept.
 void CreateSessionAgain(const std::string& task, const std::string& handle, const std::shared_ptr<Channel>& channel,

@@ -2,12 +2,14 @@
 
 #include <chrono>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 
 #include "cc/base/compat_server.h"
 #include "cc/base/compat_tensor.h"
 #include "cc/tensor/elements.h"
+#include "cc/worker/session_recovery.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/distributed_runtime/rendezvous_mgr_interface.h"
@@ -38,11 +40,26 @@ Status FillResponse(const Tensor& tensor, bool is_dead, tensorflow::RecvTensorRe
   return encoded ? OkStatus() : NotEncodable(tensor);
 }
 
+// Ends a graph's number in its handle. No other process has the same.
+std::string NameOfProcess() {
+  std::random_device random;
+  return "@" + std::to_string((static_cast<uint64_t>(random()) << 32) | random()) + ".";
+}
+
+struct RenamedRequest {
+  RenamedRequest(const tensorflow::RunGraphRequest& request, const std::string& handle)
+      : proto(request), wrapper(&proto) {
+    proto.set_graph_handle(handle);
+  }
+  tensorflow::RunGraphRequest proto;
+  tensorflow::ProtoRunGraphRequest wrapper;
+};
+
 }  // namespace
 
 StarwireWorker::StarwireWorker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config,
                                std::unique_ptr<const GraphFeature> feature)
-    : GrpcWorker(env, config), feature_(std::move(feature)) {}
+    : GrpcWorker(env, config), feature_(std::move(feature)), process_(NameOfProcess()) {}
 
 void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequestWrapper* request,
                                    tensorflow::MutableRunGraphResponseWrapper* response, StatusCallback done) {
@@ -55,18 +72,39 @@ void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::Ru
       done(status);
     };
   }
-  if (std::shared_ptr<SessionObserver> observer = UpdateObserver(request->graph_handle())) {
-    done = [observer = std::move(observer), done = std::move(done)](const Status& status) {
+  const std::shared_ptr<SessionObserver> observer = Observer();
+  if (observer == nullptr || !observer->KeepsState()) {
+    GrpcWorker::RunGraphAsync(opts, request, response, std::move(done));
+    return;
+  }
+  std::string handle = request->graph_handle();
+  if (MayUpdate(handle)) {
+    done = [observer, done = std::move(done)](const Status& status) {
       observer->GraphRan();
       done(status);
     };
   }
-  GrpcWorker::RunGraphAsync(opts, request, response, std::move(done));
+  if (!IsOwnHandle(&handle)) return done(MakeStatus(kAborted, "Graph handle is not found: " + handle));
+  if (in_process != nullptr) {
+    in_process->set_graph_handle(handle);
+    GrpcWorker::RunGraphAsync(opts, in_process, response, std::move(done));
+    return;
+  }
+  auto renamed = std::make_shared<RenamedRequest>(request->ToProto(), handle);
+  GrpcWorker::RunGraphAsync(opts, &renamed->wrapper, response,
+                            [renamed, done = std::move(done)](const Status& status) { done(status); });
 }
 
-std::shared_ptr<SessionObserver> StarwireWorker::UpdateObserver(const std::string& graph_handle) {
+bool StarwireWorker::MayUpdate(const std::string& graph_handle) {
   std::lock_guard<std::mutex> lock(mu_);
-  return updating_graphs_.count(graph_handle) == 0 ? nullptr : observer_.lock();
+  return updating_graphs_.count(graph_handle) != 0;
+}
+
+bool StarwireWorker::IsOwnHandle(std::string* graph_handle) const {
+  const size_t end = graph_handle->find(process_);
+  if (end == std::string::npos) return false;
+  graph_handle->resize(end);
+  return true;
 }
 
 void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request,
@@ -77,11 +115,14 @@ void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* 
     return;
   }
   const std::shared_ptr<SessionObserver> observer = Observer();
-  if (observer != nullptr && observer->MayUpdate(request->graph_def())) {
-    done = [this, response, done = std::move(done)](const Status& status) {
+  if (observer != nullptr && observer->KeepsState()) {
+    const bool may_update = observer->MayUpdate(request->graph_def());
+    // Each session numbers its graphs from one, and so does a session that is created again in the next process.
+    done = [this, response, may_update, done = std::move(done)](const Status& status) {
       if (status.ok()) {
+        response->mutable_graph_handle()->append(process_ + std::to_string(registered_.fetch_add(1)));
         std::lock_guard<std::mutex> lock(mu_);
-        updating_graphs_.insert(response->graph_handle());
+        if (may_update) updating_graphs_.insert(response->graph_handle());
       }
       done(status);
     };
@@ -95,7 +136,10 @@ void StarwireWorker::DeregisterGraphAsync(const tensorflow::DeregisterGraphReque
     std::lock_guard<std::mutex> lock(mu_);
     updating_graphs_.erase(request->graph_handle());
   }
-  GrpcWorker::DeregisterGraphAsync(request, response, std::move(done));
+  auto renamed = std::make_shared<tensorflow::DeregisterGraphRequest>(*request);
+  IsOwnHandle(renamed->mutable_graph_handle());
+  GrpcWorker::DeregisterGraphAsync(renamed.get(), response,
+                                   [renamed, done = std::move(done)](const Status& status) { done(status); });
 }
 
 void StarwireWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflow::RunGraphRequest* request,
@@ -106,6 +150,8 @@ void StarwireWorker::ServeRunGraphAsync(tensorflow::CallOptions* opts, tensorflo
     done = [response, done = std::move(done)](const Status& status) {
       // In the body a derived error would lose its mark: the master would take it for a cause.
       if (status.ok() || tensorflow::StatusGroup::IsDerived(status)) return done(status);
+      // The master's process may register the graph again, and does not look into the body.
+      if (IsSessionForgotten(status) || IsGraphForgotten(status)) return done(status);
       tensorflow::NonOwnedProtoRunGraphResponse(response).set_status(status);
       done(OkStatus());
     };

@@ -2,6 +2,8 @@
 #ifndef STARWIRE_CC_WORKER_WORKER_H_
 #define STARWIRE_CC_WORKER_WORKER_H_
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -53,8 +55,10 @@ class StarwireWorker : public tensorflow::GrpcWorker {
 
  private:
   std::shared_ptr<SessionObserver> Observer();
-  // If it wants to know when runs of this graph have ended.
-  std::shared_ptr<SessionObserver> UpdateObserver(const std::string& graph_handle);
+  // Whether runs of this graph may update variables that a state keeps.
+  bool MayUpdate(const std::string& graph_handle);
+  // Takes off what RegisterGraphAsync has added. False: this process has not given the handle out.
+  bool IsOwnHandle(std::string* graph_handle) const;
   std::shared_ptr<ServerQueues> queues();
   void AbortSoon(int64_t step_id);
 
@@ -63,6 +67,8 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   std::weak_ptr<SessionObserver> observer_;
   std::shared_ptr<ServerQueues> queues_;
   std::unordered_set<std::string> updating_graphs_;  // handles
+  const std::string process_;
+  std::atomic<uint64_t> registered_{0};
 };
 
 }  // namespace starwire

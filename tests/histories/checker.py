@@ -3,7 +3,7 @@
 Every update has an element of its own, to which it adds one: an element counts how often its update was applied. Every write to a register has a value of
 its own. An event is a dictionary: `what`, the time `begin` and, once it is over, `end`, and whether it succeeded (`ok`).
 
-    kill      of `server`, which loses its variables
+    kill      of `server`, which loses its variables, or (`kept_until`) at most what was acknowledged after that time
     init      of the variable `name` with `base`
     push      adds one to `element` of each of `names`
     count     adds one to the number `name`
@@ -38,12 +38,19 @@ def pack(values):
 
 
 class Life:
-    """A variable from its initialisation to the death of its server."""
+    """A variable from its initialisation to the death of its server, or, if that keeps it, to the next initialisation."""
 
-    def __init__(self, event, kills):
+    def __init__(self, event, kills, inits):
         self.begin, self.known = event["begin"], event.get("end", math.inf) if event["ok"] else math.inf
         self.base = event["base"]
-        self.end = min((kill["begin"] for kill in kills if kill["end"] > self.begin), default=math.inf)
+        kills = [kill for kill in kills if kill["end"] > self.begin]
+        self.kept = [kill for kill in kills if "kept_until" in kill]
+        again = [init["begin"] for init in inits if any(kill["begin"] < init["begin"] for kill in self.kept)]
+        self.end = min([kill["begin"] for kill in kills if "kept_until" not in kill] + again, default=math.inf)
+
+    def may_lack(self, certain, read):
+        """An update that was acknowledged may have been lost with the last moments of its server, and the read shows it."""
+        return any(kill["kept_until"] <= certain <= kill["end"] and kill["begin"] < _end(read) for kill in self.kept)
 
     def holds(self, event):
         """The event took place in this life, and in no other."""
@@ -52,7 +59,8 @@ class Life:
 
 def _lives(events, name, server):
     kills = [event for event in events if event["what"] == "kill" and event["server"] == server]
-    return [Life(event, kills) for event in events if event["what"] == "init" and event["name"] == name]
+    inits = [event for event in events if event["what"] == "init" and event["name"] == name]
+    return [Life(event, kills, inits) for event in inits]
 
 
 def _end(event):
@@ -68,7 +76,8 @@ def _bounds(updates, life, read):
     """Returns for each update whether the read must see it, and whether it may."""
     begin, certain = (numpy.array([function(update) for update in updates]) for function in (lambda update: update["begin"], _certain))
     over = numpy.array([_end(update) for update in updates])
-    must = (begin >= life.known) & (certain < read["begin"])
+    lacking = numpy.array([life.may_lack(time, read) for time in certain])
+    must = (begin >= life.known) & (certain < read["begin"]) & ~lacking
     may = (begin < _end(read)) & (over > life.begin)
     return must, may
 
@@ -85,6 +94,15 @@ def _check_elements(name, updates, life, read, complain):
         of = [update for update in updates if update["element"] == element]
         what = "lost" if value[element] < low[element] else "applied twice" if value[element] > 1 else "applied, though it was over before"
         complain((name, element), f"{name}[{element}] is {value[element]:g}, not {low[element]:g} to {high[element]:g}: {what}; update {of}", read)
+    for kill in life.kept:
+        # What a server has lost is what came last.
+        late = [update for update in updates if life.known <= update["begin"] and kill["kept_until"] <= _certain(update) <= kill["begin"]]
+        there = [update for update in late if value[update["element"]] > base[update["element"]]]
+        lost = [update for update in late if value[update["element"]] <= base[update["element"]]]
+        if kill["end"] < read["begin"] and there and lost:
+            first, last = min(lost, key=_certain), max(there, key=lambda update: update["begin"])
+            if _certain(first) < last["begin"]:
+                complain((name, "order"), f"{name} has lost {first}, but not {last}", read)
 
 
 def _check_count(name, updates, life, read, complain):
@@ -103,7 +121,7 @@ def _check_register(name, writes, life, read, complain):
         return complain((name, value), f"{name} is {value}, which is written later or was written to a server that is gone: {source}", read)
     since = _certain(source) if source is not None else life.known
     for other in writes:
-        if other is not source and since < other["begin"] and _certain(other) < read["begin"]:
+        if other is not source and since < other["begin"] and _certain(other) < read["begin"] and not life.may_lack(_certain(other), read):
             return complain((name, value), f"{name} is {value}, but {other} overwrote it", read)
 
 

@@ -5,6 +5,10 @@ recorded history decides whether each update that was acknowledged is there exac
     make histories ARGS="--seconds 3600 --seed 7 --protocols star_server,grpc++ --proof tls"
     make histories ARGS="--seed 7 --protocols star_server --plant repeat"   # must find it: drop, repeat or swap
     make histories ARGS="--seed 7 --protocols star_server --shrink"         # fewer faults of a run that failed
+    make histories ARGS="--protocols star_server+state --faults kill_server"  # no step may fail
+
+"+state": servers keep their variables (STARWIRE_STATE). Those that come back must have all that was acknowledged before the flush that they name, and of later
+updates what came first.
 
 A seed decides the faults and their times, the steps of each worker and the protocol; the machine decides how they meet.
 """
@@ -13,9 +17,12 @@ import argparse
 import collections
 import contextlib
 import json
+import math
 import os
 import random
+import re
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -30,17 +37,19 @@ import cluster as harness  # noqa: E402
 import workload  # noqa: E402
 import proxy  # noqa: E402
 
-PROTOCOLS = ("grpc++", "star_server", "star_server_lite")
+STATE = "+state"
+PROTOCOLS = ("grpc++", "star_server", "star_server_lite", "star_server" + STATE, "star_server_lite" + STATE)
 SERVERS, WORKERS = 2, 2
 # After the last fault, each worker makes a step with each server within these seconds.
 RECOVERY_S = 90
 KEEPALIVE = {"STARWIRE_UNIX": "off", "STARWIRE_KEEPALIVE_MS": 1000, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 2000}
 
 
-def faults(seed, seconds):
+def faults(seed, seconds, only=()):
     """Returns [(time, word, arguments, seconds that it lasts)]."""
     chance, found, now = random.Random(f"faults {seed}"), [], 4.0
     words = {"kill_server": 3, "kill_worker": 2, "stop_server": 3, "stop_worker": 2, "cut": 4, "delay": 2, "reset": 4, "no_descriptors": 1}
+    words = {word: weight for word, weight in words.items() if not only or word in only}
     while now < seconds - 6:
         word = chance.choices(list(words), list(words.values()))[0]
         server, worker = chance.randrange(SERVERS), chance.randrange(WORKERS)
@@ -55,9 +64,12 @@ class History:
     """One run: a cluster, its faults, and what has come of it."""
 
     def __init__(self, runner, folder, seed, protocol, plant):
-        self.folder, self.seed, self.protocol, self.plant = folder, seed, protocol, plant
+        self.folder, self.seed, self.plant = folder, seed, plant
         self.network = proxy.Network()
-        self.cluster = harness.Cluster(runner, protocol, {"ps": SERVERS, "worker": WORKERS}, environment=KEEPALIVE, start=False)
+        self.has_state = protocol.endswith(STATE)
+        state = {"STARWIRE_STATE": str(folder / "state"), "STARWIRE_RECOVER_S": RECOVERY_S} if self.has_state else {}
+        tasks = {"ps": SERVERS, "worker": WORKERS}
+        self.cluster = harness.Cluster(runner, protocol.removesuffix(STATE), tasks, environment={**KEEPALIVE, **state}, start=False)
         self.links = {}
         real = self.cluster.spec
         self.specs = {}
@@ -81,7 +93,9 @@ class History:
         return self.cluster.begin_start(job, index, spec=self.specs[job, index])
 
     def _work(self, worker):
-        self.cluster["worker", worker].begin(workload.work, self.cluster.target("worker", worker), worker, SERVERS, str(self.folder), self.seed, self.plant)
+        # A step may wait for a server that comes back.
+        patience = RECOVERY_S if self.has_state else 10
+        self.cluster["worker", worker].begin(workload.work, self.cluster.target("worker", worker), worker, SERVERS, str(self.folder), self.seed, patience, self.plant)
 
     def link(self, server, worker, back, **_):
         return self.links[("ps", server, "worker", worker) if back else ("worker", worker, "ps", server)]
@@ -120,8 +134,20 @@ class History:
     def kill_server(self, server, **_):
         kill = {"what": "kill", "server": server, "begin": time.monotonic()}
         self.cluster["ps", server].kill()
-        self.events.append({**kill, "end": time.monotonic()})
-        return lambda: self._begin("ps", server).result(harness.START_TIMEOUT)
+        kill["end"] = time.monotonic()
+        if not self.has_state:
+            self.events.append(kill)
+        return lambda: self._restart(server, kill)
+
+    def _restart(self, server, kill):
+        begun = time.monotonic()
+        task = self._begin("ps", server)
+        task.result(harness.START_TIMEOUT)
+        if self.has_state:
+            kill["kept_until"] = -math.inf
+            if found := re.search(r"has its state back from .*, of flush \d+, which began ([\d.]+) s ago", task.full_log()):
+                kill["kept_until"] = begun - float(found[1]) - 0.1
+            self.events.append(kill)
 
     def kill_worker(self, worker, **_):
         worker = max(worker, 1)  # the chief gives variables their values
@@ -168,7 +194,7 @@ class History:
                 wrong.append(f"worker {worker} does not end: {str(error)[:3000]}")
         for task in self.cluster.tasks.values():
             wrong += task.complaints()
-        return wrong + self._check(calm)
+        return wrong + self._check(calm) + self._failed()
 
     def recorded(self):
         """Returns the events of all workers. The last one of a worker that was killed has no end."""
@@ -212,23 +238,33 @@ class History:
         updates = [event for event in events if event["what"] in checker.CHECKS]
         self.summary = {
             "updates": len(updates), "acknowledged": sum(event["ok"] for event in updates), "variables compared": compared,
+            "oldest flush": round(max((kill["begin"] - kill["kept_until"] for kill in self.events), default=0), 1) if self.has_state else None,
             "checkpoints": sum(event["what"] == "read" and event["ok"] and "saved" in event for event in events), "faults": dict(collections.Counter(self.done)),
         }
         return wrong
+
+    def _failed(self):
+        """Where servers keep their state and nothing else happens than that they die, no step fails that consists of star calls."""
+        if not self.has_state or set(self.done) - {"kill_server"}:
+            return []
+        events = self.recorded()
+        begun = max(event["end"] for event in events if event["what"] == "init" and event["ok"])
+        failed = [event for event in events if "error" in event and event["begin"] > begun and not event.get("saved")]
+        # TensorFlow runs graphs that are on one server as a whole, and nobody knows whether it did.
+        failed = [event for event in failed if not (event["what"] == "count" and event["error"].startswith("UnavailableError"))]
+        return [f"a step failed: {event}" for event in failed]
 
     def close(self):
         self.cluster.close()
         self.network.close()
 
 
-def once(runner, out, seed, protocol, seconds, plant=None, plan=None):
+def once(runner, out, seed, protocol, seconds, plant=None, plan=None, only=()):
     """Returns the violations of one run, and what it has done."""
-    plan = faults(seed, seconds) if plan is None else plan
-    folder = out / f"{protocol}-{seed}"
-    for old in folder.glob("**/*") if folder.exists() else ():
-        if old.is_file():
-            old.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
+    plan = faults(seed, seconds, only) if plan is None else plan
+    folder = (out / f"{protocol}-{seed}").absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     history = History(runner, folder, seed, protocol, plant)
     try:
         wrong = history.run(plan, seconds)
@@ -239,7 +275,7 @@ def once(runner, out, seed, protocol, seconds, plant=None, plan=None):
 
 def shrink(runner, out, options, protocol):
     """Leaves faults out as long as the run still fails, each tried three times."""
-    plan = faults(options.seed, options.length)
+    plan = faults(options.seed, options.length, options.faults)
     size = max(len(plan) // 2, 1)
     while True:
         for start in range(0, len(plan), size):
@@ -260,6 +296,7 @@ def main():
     parser.add_argument("--length", type=float, default=40, help="seconds of faults in one run")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--protocols", default=",".join(PROTOCOLS))
+    parser.add_argument("--faults", type=lambda text: text.split(","), default=(), help="only these, by the names of the functions")
     parser.add_argument("--proof", choices=["none", "secret", "tls", "turns"], default="turns")
     parser.add_argument("--plant", choices=["drop", "repeat", "swap"], help="a fault that the checker must find")
     parser.add_argument("--shrink", action="store_true")
@@ -277,10 +314,10 @@ def main():
                 if options.shrink:
                     print(*shrink(runner, options.out, options, protocol), sep="\n")
                     return 0
-                wrong, summary = once(runner, options.out, seed, protocol, options.length, options.plant)
+                wrong, summary = once(runner, options.out, seed, protocol, options.length, options.plant, only=options.faults)
+                failed += bool(wrong)
             finally:
                 runner.close()
-            failed += bool(wrong)
             print(f"seed {seed} {protocol} {proof}: {summary}{' FAILED' if wrong else ''}", flush=True)
             for line in wrong[:20]:
                 print(f"    {line[:1500]}", flush=True)

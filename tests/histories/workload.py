@@ -80,8 +80,8 @@ class Graph:
 class Worker:
     """`plant`: the fault with which the program shows that the checker works."""
 
-    def __init__(self, target, task, servers, folder, seed, plant=None):
-        self.target, self.task, self.folder, self.plant = target, task, Path(folder), plant
+    def __init__(self, target, task, servers, folder, seed, patience, plant=None):
+        self.target, self.task, self.folder, self.patience, self.plant = target, task, Path(folder), patience, plant
         self.random = random.Random(f"{seed} {task} {os.getpid()}")
         (self.folder / "checkpoint").mkdir(exist_ok=True)  # Saver would blame its absence for other errors
         self.graph = Graph(servers, task)
@@ -108,14 +108,14 @@ class Worker:
         result, error = None, None
         try:
             if self.session is None:
-                config = tf.compat.v1.ConfigProto(device_filters=["/job:ps", self.graph.worker], operation_timeout_in_ms=10_000)
+                config = tf.compat.v1.ConfigProto(device_filters=["/job:ps", self.graph.worker], operation_timeout_in_ms=1000 * self.patience)
                 self.session = tf.compat.v1.Session(self.target, graph=self.graph.graph, config=config)
             result = run(event)
         except tf.errors.OpError as failed:
             error = failed
         event |= {"end": time.monotonic(), "ok": error is None}
         if error is not None:
-            event["error"] = f"{type(error).__name__}: {error.message.splitlines()[0][:200]}"
+            event["error"] = f"{type(error).__name__}: {error.message[:400]}"
         self.log.write(json.dumps(event) + "\n")
         if error is not None:
             if not isinstance(error, tf.errors.FailedPreconditionError):

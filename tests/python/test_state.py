@@ -171,6 +171,30 @@ def take(target):
         return type(error).__name__
 
 
+def begin_whole(target):
+    """Steps that are on the server as a whole, which TensorFlow runs, in two sessions. A third one is closed."""
+    state["whole"] = []
+    for session in range(3):
+        with tf.Graph().as_default() as graph, tf.device("/job:ps/task:0"):
+            counts = [one().get_variable(f"whole{session}{at}", (), tf.int64, one().zeros_initializer()) for at in range(3)]
+            adds = [one().assign_add(count, 1).op for count in counts]
+            sess = one().Session(target, graph=graph)
+            sess.run(one().global_variables_initializer())
+        state["whole"].append((sess, counts, adds))
+    add_whole([(session, at) for session in range(3) for at in range(3)])
+    state["whole"].pop()[0].close()
+
+
+def add_whole(which):
+    for session, at in which:
+        sess, _, adds = state["whole"][session]
+        sess.run(adds[at])
+
+
+def whole():
+    return [[int(value) for value in sess.run(counts)] for sess, counts, _ in state["whole"]]
+
+
 def stop():
     import starwire
 
@@ -192,6 +216,20 @@ def train_with(cluster, optimizer, use_resource, between):
         losses += worker.call(train, 4 * part, 4)
         between(part)
     return losses, worker.call(variables)
+
+
+def test_a_server_that_came_back_takes_no_graph_for_another(fresh_cluster, tmp_path):
+    """Each session numbers its graphs from one. The steps come in another order than before the kill."""
+    cluster = fresh_cluster((("ps", 1), ("worker", 1)), protocol="star_server", environment=environment(tmp_path))
+    worker = cluster["worker", 0]
+    worker.call(begin_whole, cluster.target("worker", 0))
+    for expected in (3, 5):
+        time.sleep(FLUSHED)
+        cluster["ps", 0].kill()
+        cluster.start("ps", 0)
+        order = [(0, 2), (1, 1), (0, 1), (1, 2), (1, 0), (0, 0)]
+        worker.call(add_whole, order + order[::-1])
+        assert worker.call(whole) == [[expected] * 3] * 2
 
 
 @pytest.mark.parametrize("use_resource", [False, True])

@@ -127,7 +127,8 @@ impl Store {
         &self.calls
     }
 
-    /// The number of the last flush; 0: there was none. And its time, in milliseconds of Unix time.
+    /// The number of the last flush; 0: there was none. And when it began, in milliseconds of Unix time: what had changed
+    /// by then is there.
     pub fn last_flush(&self) -> (u64, u64) {
         (self.flush, self.time)
     }
@@ -145,7 +146,7 @@ impl Store {
         let Journal { path, file, end, .. } = &self.journal;
         file.set_len(*end).map_err(at(path, "shorten"))?;
         let at = *end;
-        let mut flush = Flush { store: self, at, buffer: Vec::new(), rows: None, failed: None };
+        let mut flush = Flush { store: self, time: now(), at, buffer: Vec::new(), rows: None, failed: None };
         for (id, definition) in flush.store.new.clone() {
             flush.write(&Record::Variable { id, definition });
         }
@@ -442,6 +443,8 @@ fn after(file: &File, path: &Path, position: u64, to: u64) -> Result<Option<u64>
 /// Changes on their way into the journal. They count once they are committed.
 pub struct Flush<'a> {
     store: &'a mut Store,
+    /// When it began.
+    time: u64,
     /// Where the next record goes.
     at: u64,
     buffer: Vec<u8>,
@@ -516,7 +519,7 @@ impl Flush<'_> {
         if calls != self.store.calls {
             self.write(&Record::Calls(calls));
         }
-        let (flush, time) = (self.store.flush + 1, now());
+        let (flush, time) = (self.store.flush + 1, self.time);
         self.write(&Record::Commit { flush, time });
         if let Some(error) = self.failed {
             return Err(error);

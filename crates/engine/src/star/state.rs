@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::StarHost;
 use super::accounts::Accounts;
@@ -99,12 +99,16 @@ impl State {
         host.restore(&store).map_err(failed)?;
         let line = match store.last_flush() {
             (0, _) => format!("starwire: {} keeps its state in {}", identity.task, folder.display()),
-            (flush, _) => format!(
-                "starwire: {} has its state back from {}: {} variables, {} bytes, flush {flush}",
+            (flush, time) => format!(
+                "starwire: {} has its state back from {}: {} variables, {} bytes, of flush {flush}, which began {:.1} s ago",
                 identity.task,
                 folder.display(),
                 store.variables().count(),
-                store.bytes()
+                store.bytes(),
+                SystemTime::now()
+                    .duration_since(UNIX_EPOCH + Duration::from_millis(time))
+                    .unwrap_or_default()
+                    .as_secs_f64()
             ),
         };
         shared.host.log(Level::Info, &line);
