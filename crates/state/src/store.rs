@@ -127,8 +127,8 @@ impl Store {
         &self.calls
     }
 
-    /// The number of the last flush; 0: there was none. And when it began, in milliseconds of Unix time: what had changed
-    /// by then is there.
+    /// The number of the last flush; 0: there was none. And when it began, in milliseconds of Unix time: what had
+    /// changed by then is there.
     pub fn last_flush(&self) -> (u64, u64) {
         (self.flush, self.time)
     }
