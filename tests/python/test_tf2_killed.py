@@ -190,9 +190,9 @@ def fail_amidst_others():
     coordinator = state["coordinator"]
 
     @tf.function
-    def busy():
+    def busy(rounds):
         data = tf.random.uniform((400, 400))
-        for _ in tf.range(300):
+        for _ in tf.range(rounds):
             data = tf.matmul(data, data) / 400.0
         return tf.reduce_sum(data)
 
@@ -206,9 +206,12 @@ def fail_amidst_others():
 
     # Enough for both workers while the rest is scheduled.
     for _ in range(4):
-        coordinator.schedule(busy)
+        coordinator.schedule(busy, args=(tf.constant(300),))
     coordinator.schedule(bad, args=(tf.constant("x"),))
     others = [coordinator.schedule(fine, args=(tf.constant(number),)) for number in range(50)]
+    # The worker that does not run `bad` can get to this function, but not past it, however late the failure is heard of.
+    coordinator.schedule(busy, args=(tf.constant(1000000),))
+    others.append(coordinator.schedule(fine, args=(tf.constant(50),)))
     joined = outcome(coordinator.join)
     last = outcome(others[-1].fetch)
     again = coordinator.schedule(fine, args=(tf.constant(41),))
