@@ -1139,6 +1139,10 @@ void sw_engine_star_done(const struct sw_engine *engine,
 // The session was deleted: drops its plans.
 void sw_engine_star_session_closed(const struct sw_engine *engine, struct sw_bytes session);
 
+// Calls `then` once, on any thread: at once, or when all that has changed by now is in the server's state if that is
+// synchronous. `is_written` 0: the server has stopped before.
+void sw_engine_when_written(const struct sw_engine *engine, void (*then)(void *ctx, uint32_t is_written), void *ctx);
+
 // Drops all plans.
 void sw_engine_star_forget_plans(const struct sw_engine *engine);
 

@@ -38,6 +38,7 @@ KNOWN = {
     "star_server:tls": Column("star_server:tls", "star_server", tls=True),
     "star_server:stock-updates": Column("star_server:stock-updates", "star_server", {"STARWIRE_ROW_UPDATES": "false"}),
     "star_server:state": Column("star_server:state", "star_server", state=True),
+    "star_server:sync": Column("star_server:sync", "star_server", {"STARWIRE_STATE_MODE": "sync"}, state=True),
     "star_server:polling": Column("star_server:polling", "star_server", {"WORKER_ENABLE_POLLING": "true", "PS_ENABLE_POLLING": "true"}),
     "star_server:ps-polling": Column("star_server:ps-polling", "star_server", {"PS_ENABLE_POLLING": "true"}),
     "star_server:pipeline": Column("star_server:pipeline", "star_server", options={"pipeline": 1}),

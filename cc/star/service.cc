@@ -85,14 +85,29 @@ void StarService::AllCleanedUp() {
 
 bool StarService::KeepsState() const { return state_.is_on(); }
 
-bool StarService::MayUpdate(const tensorflow::GraphDef& graph) {
-  if (!state_.is_on()) return false;
-  state_.Learn(graph);
-  return StarState::MayUpdate(graph);
+std::function<void()> StarService::ChangesOf(const tensorflow::GraphDef& graph) {
+  if (!state_.is_on()) return nullptr;
+  std::vector<StateUpdate> updates = state_.UpdatesOf(graph);
+  if (updates.empty()) return nullptr;
+  // Which feeds a run has is not seen.
+  for (StateUpdate& update : updates) update.feed = -1;
+  return [this, updates = std::move(updates)] { state_.Changed(updates, {}); };
 }
 
-void StarService::GraphRan() {
+void StarService::AllChanged() {
   if (state_.is_on()) state_.AllChanged();
+}
+
+void StarService::WhenWritten(std::function<void(const Status& status)> then) {
+  using Then = std::function<void(const Status&)>;
+  const auto call = [](void* ctx, uint32_t is_written) {
+    const std::unique_ptr<Then> then(static_cast<Then*>(ctx));
+    (*then)(is_written != 0
+                ? OkStatus()
+                : MakeStatus(kUnavailable, "starwire: the server stopped before it had written the changes"));
+  };
+  if (!started_.load(std::memory_order_acquire)) return then(OkStatus());
+  sw_engine_when_written(engine_.get(), call, new Then(std::move(then)));
 }
 
 sw_code StarService::Restore(void* ctx, const sw_state* state, sw_star_failure* failure) {

@@ -47,8 +47,9 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   void SessionClosed(const std::string& handle) override;
   void AllCleanedUp() override;
   bool KeepsState() const override;
-  bool MayUpdate(const tensorflow::GraphDef& graph) override;
-  void GraphRan() override;
+  std::function<void()> ChangesOf(const tensorflow::GraphDef& graph) override;
+  void AllChanged() override;
+  void WhenWritten(std::function<void(const Status& status)> then) override;
 
   // Waits until no call, compilation or plan is left, at most `timeout_ms`. To be called after the engine was stopped,
   // which cancels the calls. False: something still runs.

@@ -501,10 +501,11 @@ int IndicesOf(const OpDef& op) {
 
 std::vector<StateUpdate> StarState::UpdatesOf(const GraphDef& plan) {
   std::vector<StateUpdate> updates;
+  if (plan.library().function_size() > 0) updates.push_back({nullptr, -1});
   const PlanNodes nodes(plan);
   for (const NodeDef& node : plan.node()) {
     if (IsKept(node)) Know(node);
-    if (!MayChange(node)) continue;
+    if (!MayChange(node) || IsTransfer(node)) continue;
     const OpDef* op = nullptr;
     tensorflow::DataTypeVector inputs, outputs;
     const bool is_known = (KnowledgeOf(node.op()) & SW_OP_KNOWN) != 0 && !HasFunctions(node) &&
@@ -543,25 +544,6 @@ void StarState::Changed(const std::vector<StateUpdate>& updates, const std::vect
 
 void StarState::AllChanged() {
   for (const auto& variable : All()) variable->AllChanged();
-}
-
-void StarState::Learn(const GraphDef& graph) {
-  for (const NodeDef& node : graph.node()) {
-    if (IsKept(node)) Know(node);
-  }
-}
-
-bool StarState::MayUpdate(const GraphDef& graph) {
-  if (graph.library().function_size() > 0) return true;
-  return std::any_of(graph.node().begin(), graph.node().end(), [](const NodeDef& node) {
-    if (!MayChange(node) || IsTransfer(node)) return false;
-    const OpDef* op = nullptr;
-    tensorflow::DataTypeVector inputs, outputs;
-    const bool is_known = (KnowledgeOf(node.op()) & SW_OP_KNOWN) != 0 && !HasFunctions(node) &&
-                          tensorflow::OpRegistry::Global()->LookUpOpDef(node.op(), &op).ok() &&
-                          tensorflow::InOutTypesForNode(node, *op, &inputs, &outputs).ok();
-    return !is_known || std::any_of(inputs.begin(), inputs.end(), IsReferenceOrHandle);
-  });
 }
 
 bool UsesOnlyState(const GraphDef& graph) {

@@ -50,16 +50,11 @@ class StarState {
   Status Restore(const sw_state* state);
   bool is_on() const { return is_on_.load(std::memory_order_acquire); }
 
-  // What a plan for the server's own devices may change. Its variables are known from here.
+  // What a plan or graph for the server's own devices may change. Its variables are known from here.
   std::vector<StateUpdate> UpdatesOf(const tensorflow::GraphDef& plan);
   // A run of the plan is over. `ids`: the feeds of UpdatesOf(), in its order.
   void Changed(const std::vector<StateUpdate>& updates, const std::vector<tensorflow::Tensor>& ids);
   void AllChanged();
-
-  // Makes the variables known that a graph names.
-  void Learn(const tensorflow::GraphDef& graph);
-  // Whether a graph may change variables.
-  static bool MayUpdate(const tensorflow::GraphDef& graph);
 
   // For sw_star_handlers.changes.
   void Write(sw_changes* changes, bool early);

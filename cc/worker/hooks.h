@@ -21,9 +21,13 @@ class SessionObserver {
   virtual void AllCleanedUp() = 0;
   // Whether the server's variables outlive its process.
   virtual bool KeepsState() const = 0;
-  // Whether GraphRan() is to be called after each run of this graph; after CleanupAll it always is.
-  virtual bool MayUpdate(const tensorflow::GraphDef& graph) = 0;
-  virtual void GraphRan() = 0;
+  // What is to be called after each run of this graph; null: it changes nothing that outlives the process.
+  virtual std::function<void()> ChangesOf(const tensorflow::GraphDef& graph) = 0;
+  // The same after CleanupAll.
+  virtual void AllChanged() = 0;
+  // Calls `then` when a run's caller may hear of changes: at once, or when they are written. With an error: they may
+  // not have been.
+  virtual void WhenWritten(std::function<void(const Status& status)> then) = 0;
 };
 
 // A feature that rewrites graphs: what it does when a worker registers and runs them.

@@ -78,10 +78,10 @@ void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::Ru
     return;
   }
   std::string handle = request->graph_handle();
-  if (MayUpdate(handle)) {
-    done = [observer, done = std::move(done)](const Status& status) {
-      observer->GraphRan();
-      done(status);
+  if (std::function<void()> changed = ChangesOf(handle)) {
+    done = [observer, changed = std::move(changed), done = std::move(done)](const Status& status) {
+      changed();
+      observer->WhenWritten([status, done](const Status& written) { done(status.ok() ? written : status); });
     };
   }
   if (!IsOwnHandle(&handle)) return done(MakeStatus(kAborted, "Graph handle is not found: " + handle));
@@ -95,9 +95,10 @@ void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::Ru
                             [renamed, done = std::move(done)](const Status& status) { done(status); });
 }
 
-bool StarwireWorker::MayUpdate(const std::string& graph_handle) {
+std::function<void()> StarwireWorker::ChangesOf(const std::string& graph_handle) {
   std::lock_guard<std::mutex> lock(mu_);
-  return updating_graphs_.count(graph_handle) != 0;
+  const auto found = changes_.find(graph_handle);
+  return found == changes_.end() ? nullptr : found->second;
 }
 
 bool StarwireWorker::IsOwnHandle(std::string* graph_handle) const {
@@ -116,13 +117,13 @@ void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* 
   }
   const std::shared_ptr<SessionObserver> observer = Observer();
   if (observer != nullptr && observer->KeepsState()) {
-    const bool may_update = observer->MayUpdate(request->graph_def());
+    std::function<void()> changes = observer->ChangesOf(request->graph_def());
     // Each session numbers its graphs from one, and so does a session that is created again in the next process.
-    done = [this, response, may_update, done = std::move(done)](const Status& status) {
+    done = [this, response, changes = std::move(changes), done = std::move(done)](const Status& status) {
       if (status.ok()) {
         response->mutable_graph_handle()->append(process_ + std::to_string(registered_.fetch_add(1)));
         std::lock_guard<std::mutex> lock(mu_);
-        if (may_update) updating_graphs_.insert(response->graph_handle());
+        if (changes != nullptr) changes_.emplace(response->graph_handle(), changes);
       }
       done(status);
     };
@@ -134,7 +135,7 @@ void StarwireWorker::DeregisterGraphAsync(const tensorflow::DeregisterGraphReque
                                           tensorflow::DeregisterGraphResponse* response, StatusCallback done) {
   {
     std::lock_guard<std::mutex> lock(mu_);
-    updating_graphs_.erase(request->graph_handle());
+    changes_.erase(request->graph_handle());
   }
   auto renamed = std::make_shared<tensorflow::DeregisterGraphRequest>(*request);
   IsOwnHandle(renamed->mutable_graph_handle());
@@ -181,7 +182,7 @@ void StarwireWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* reques
   if (const auto observer = Observer()) {
     observer->AllCleanedUp();
     done = [observer, done = std::move(done)](const Status& status) {
-      observer->GraphRan();
+      observer->AllChanged();
       done(status);
     };
   }

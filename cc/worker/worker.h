@@ -4,10 +4,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "cc/base/background_queue.h"
 #include "cc/base/compat.h"
@@ -55,8 +56,8 @@ class StarwireWorker : public tensorflow::GrpcWorker {
 
  private:
   std::shared_ptr<SessionObserver> Observer();
-  // Whether runs of this graph may update variables that a state keeps.
-  bool MayUpdate(const std::string& graph_handle);
+  // See SessionObserver.
+  std::function<void()> ChangesOf(const std::string& graph_handle);
   // Takes off what RegisterGraphAsync has added. False: this process has not given the handle out.
   bool IsOwnHandle(std::string* graph_handle) const;
   std::shared_ptr<ServerQueues> queues();
@@ -66,7 +67,7 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   std::mutex mu_;
   std::weak_ptr<SessionObserver> observer_;
   std::shared_ptr<ServerQueues> queues_;
-  std::unordered_set<std::string> updating_graphs_;  // handles
+  std::unordered_map<std::string, std::function<void()>> changes_;  // by graph handle
   const std::string process_;
   std::atomic<uint64_t> registered_{0};
 };

@@ -425,6 +425,31 @@ pub unsafe extern "C" fn sw_engine_star_session_closed(engine: *const sw_engine,
     guard((), || engine.engine.star_session_closed(session));
 }
 
+/// What sw_engine_when_written calls.
+struct Then(unsafe extern "C" fn(ctx: *mut c_void, is_written: u32), *mut c_void);
+
+// SAFETY: the context may be used on any thread.
+unsafe impl Send for Then {}
+
+/// Calls `then` once, on any thread: at once, or when all that has changed by now is in the server's state if that is
+/// synchronous. `is_written` 0: the server has stopped before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_engine_when_written(
+    engine: *const sw_engine,
+    then: Option<unsafe extern "C" fn(ctx: *mut c_void, is_written: u32)>,
+    ctx: *mut c_void,
+) {
+    // SAFETY: the caller's promise.
+    let (Some(engine), Some(then)) = (unsafe { borrow(engine) }, then) else { return };
+    let then = Then(then, ctx);
+    let call = move |is_written| {
+        let Then(then, ctx) = { then };
+        // SAFETY: the caller's promise; once, as this is an FnOnce.
+        unsafe { then(ctx, u32::from(is_written)) }
+    };
+    guard((), || engine.engine.when_written(Box::new(call)));
+}
+
 /// Drops all plans.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sw_engine_star_forget_plans(engine: *const sw_engine) {

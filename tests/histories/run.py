@@ -8,7 +8,7 @@ recorded history decides whether each update that was acknowledged is there exac
     make histories ARGS="--protocols star_server+state --faults kill_server"  # no step may fail
 
 "+state": servers keep their variables (STARWIRE_STATE). Those that come back must have all that was acknowledged before the flush that they name, and of later
-updates what came first.
+updates what came first. "+sync" (STARWIRE_STATE_MODE=sync): they must have all that was acknowledged.
 
 A seed decides the faults and their times, the steps of each worker and the protocol; the machine decides how they meet.
 """
@@ -37,8 +37,8 @@ import cluster as harness  # noqa: E402
 import workload  # noqa: E402
 import proxy  # noqa: E402
 
-STATE = "+state"
-PROTOCOLS = ("grpc++", "star_server", "star_server_lite", "star_server" + STATE, "star_server_lite" + STATE)
+STATE, SYNC = "+state", "+sync"
+PROTOCOLS = ("grpc++", "star_server", "star_server_lite", "star_server" + STATE, "star_server_lite" + SYNC)
 SERVERS, WORKERS = 2, 2
 # After the last fault, each worker makes a step with each server within these seconds.
 RECOVERY_S = 90
@@ -66,10 +66,12 @@ class History:
     def __init__(self, runner, folder, seed, protocol, plant):
         self.folder, self.seed, self.plant = folder, seed, plant
         self.network = proxy.Network()
-        self.has_state = protocol.endswith(STATE)
-        state = {"STARWIRE_STATE": str(folder / "state"), "STARWIRE_RECOVER_S": RECOVERY_S} if self.has_state else {}
+        self.is_sync = protocol.endswith(SYNC)
+        self.has_state = self.is_sync or protocol.endswith(STATE)
+        mode = "sync" if self.is_sync else "async"
+        state = {"STARWIRE_STATE": str(folder / "state"), "STARWIRE_STATE_MODE": mode, "STARWIRE_RECOVER_S": RECOVERY_S} if self.has_state else {}
         tasks = {"ps": SERVERS, "worker": WORKERS}
-        self.cluster = harness.Cluster(runner, protocol.removesuffix(STATE), tasks, environment={**KEEPALIVE, **state}, start=False)
+        self.cluster = harness.Cluster(runner, protocol.removesuffix(STATE).removesuffix(SYNC), tasks, environment={**KEEPALIVE, **state}, start=False)
         self.links = {}
         real = self.cluster.spec
         self.specs = {}
@@ -144,8 +146,8 @@ class History:
         task = self._begin("ps", server)
         task.result(harness.START_TIMEOUT)
         if self.has_state:
-            kill["kept_until"] = -math.inf
-            if found := re.search(r"has its state back from .*, of flush \d+, which began ([\d.]+) s ago", task.full_log()):
+            kill["kept_until"] = kill["end"] if self.is_sync else -math.inf
+            if not self.is_sync and (found := re.search(r"has its state back from .*, of flush \d+, which began ([\d.]+) s ago", task.full_log())):
                 kill["kept_until"] = begun - float(found[1]) - 0.1
             self.events.append(kill)
 

@@ -204,8 +204,8 @@ def stop():
 # Tests. ----------------------------------------------------------------------------------------------------------------
 
 
-def environment(folder):
-    return {"STARWIRE_STATE": str(folder), "STARWIRE_RECOVER_S": 60}
+def environment(folder, mode="async"):
+    return {"STARWIRE_STATE": str(folder), "STARWIRE_STATE_MODE": mode, "STARWIRE_RECOVER_S": 60}
 
 
 def train_with(cluster, optimizer, use_resource, between):
@@ -271,6 +271,49 @@ def test_no_update_is_there_twice_and_at_most_the_last_second_is_missing(compare
         rate = steps / (12 - sum(restarts))
         assert steps - 3 * 2.5 * rate <= first < steps, f"{first} of {steps} steps"
         assert longest < max(restarts) + 5
+
+
+@pytest.mark.parametrize("use_resource", [False, True])
+def test_a_synchronous_state_lacks_nothing(compared, tmp_path, use_resource):
+    """Both servers are killed in turn while a session trains: every update is there exactly once."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path, "sync")) as cluster:
+        worker = cluster["worker", 0]
+        worker.call(begin_counting, cluster.target("worker", 0), use_resource)
+        worker.begin(count, 8)
+        for number in range(4):
+            time.sleep(1.1)
+            cluster["ps", number % 2].kill()
+            cluster.start("ps", number % 2)
+        steps, _ = worker.result(60)
+        assert worker.call(counted) == [(steps, 12 * steps)] * 2
+
+
+def test_graphs_that_tensorflow_runs_are_in_a_synchronous_state(fresh_cluster, tmp_path):
+    """A step that is on the server as a whole has ended only when it is written."""
+    cluster = fresh_cluster((("ps", 1), ("worker", 1)), protocol="star_server", environment=environment(tmp_path, "sync"))
+    worker = cluster["worker", 0]
+    worker.call(begin_whole, cluster.target("worker", 0))
+    for expected in (2, 3, 4):
+        worker.call(add_whole, [(session, at) for session in range(2) for at in range(3)])
+        cluster["ps", 0].kill()
+        cluster.start("ps", 0)
+        assert worker.call(whole) == [[expected] * 3] * 2
+
+
+def test_a_synchronous_state_waits_for_the_disk(compared, tmp_path):
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path, "sync")) as cluster:
+        worker, server = cluster["worker", 0], cluster["ps", 0]
+        worker.call(begin_counting, cluster.target("worker", 0), True)
+        first, _ = worker.call(count, 0.5)
+        server.call(limit_files, 1 << 10)
+        worker.begin(count, 0.1)
+        server.wait_for_log("the state of /job:ps/replica:0/task:0 was not written, and stays as old as it is: ")
+        assert not worker.ready(2)
+        server.call(limit_files, None)
+        second, _ = worker.result(30)
+        server.kill()
+        cluster.start("ps", 0)
+        assert worker.call(counted) == [(first + second, 12 * (first + second))] * 2
 
 
 def test_what_the_state_does_not_keep_is_an_error_and_no_hang(compared, tmp_path):

@@ -219,6 +219,15 @@ impl<H: Host> Engine<H> {
         }
     }
 
+    /// Calls `then` at once, or when all that has changed by now is in the server's state if that is synchronous. With
+    /// false: the server has stopped before.
+    pub fn when_written(&self, then: Box<dyn FnOnce(bool) + Send>) {
+        match &self.services.star {
+            Some(star) => star.when_written(then),
+            None => then(true),
+        }
+    }
+
     /// Drops all plans.
     pub fn star_forget_plans(&self) {
         if let Some(star) = &self.services.star {

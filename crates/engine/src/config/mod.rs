@@ -17,6 +17,7 @@ mod resolve;
 mod row;
 mod secret;
 mod star;
+mod state;
 mod tls;
 mod unknown;
 mod variables;
@@ -46,6 +47,7 @@ pub use star::{PlanLimits, StarConfig, StepLimits};
 pub use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
 use starwire_planner::ops::Added;
 pub use starwire_protocol::Secret;
+pub use state::{StateConfig, StateMode};
 pub use unknown::{FOREIGN_PREFIXES, unread_variables};
 pub use variables::VARIABLES;
 pub use verbs::verbs_config;
@@ -181,8 +183,8 @@ pub struct Config {
     /// Of clients whose certificate was verified.
     pub control_by_tls: ControlAccess,
     pub star: StarConfig,
-    /// Of a parameter server: the directory with its state.
-    pub state: Option<String>,
+    /// Of a parameter server.
+    pub state: Option<StateConfig>,
     /// The effective value of every variable, for statistics; without secrets.
     pub settings: Vec<Setting>,
     /// Warnings for the operator: misspelt variables, doubtful addresses.

@@ -13,7 +13,10 @@ use super::ports::{self, Listener};
 use super::reader::Reader;
 use super::star::StarConfig;
 use super::unknown::unread_variables;
-use super::{Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, operations, secret, tls, variables, verbs};
+use super::{
+    Config, ControlAccess, GrpcAccess, Identity, Keepalive, Ports, StateConfig, operations, secret, tls, variables,
+    verbs,
+};
 use starwire_planner::roles;
 
 /// The purpose of a job, as far as the environment distinguishes jobs.
@@ -91,7 +94,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     reader.get(&variables::ROW_UPDATES)?;
     reader.get(&variables::RECOVER_S)?;
     let is_server = kind == JobKind::Ps || roles::is_usual(&identity.job);
-    let state = reader.get(&variables::STATE)?.filter(|_| is_server && identity.protocol.is_star());
+    let state = StateConfig::read(reader)?.filter(|_| is_server && identity.protocol.is_star());
     operations::read(reader)?;
 
     Ok(Config {

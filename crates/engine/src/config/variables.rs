@@ -10,7 +10,7 @@ use super::kinds::{
 };
 use super::row::Initial::{Is, Machine, Star, Unset, Verbs};
 use super::row::{ReadBy, Row, Variable};
-use super::{ControlAccess, DriverChoice, GrpcAccess, Joinable, PortsChoice, Shortcut, star};
+use super::{ControlAccess, DriverChoice, GrpcAccess, Joinable, PortsChoice, Shortcut, StateMode, star};
 use crate::tls::Names;
 
 macro_rules! variables {
@@ -150,6 +150,8 @@ variables! {
         "Limit of all workers together on this parameter server, for the bytes of values and again for those of plans. A worker can take at most what is left over, so that there is always room for another; plans of the worker that has most are evicted first.";
     STATE: Optional<Parsed<String>> = "STARWIRE_STATE", Optional(text("directory")), Unset(""), ParameterServers,
         "Directory in which a parameter server of a star protocol keeps its variables, in a folder of its own, so that they outlive its process ([elastic.md](elastic.md#servers-that-come-back)). Other tasks ignore it.";
+    STATE_MODE: Choice<StateMode> = "STARWIRE_STATE_MODE", Choice(&[("async", StateMode::Async), ("sync", StateMode::Sync)]), Is("async"), ParameterServers,
+        "`async`: the state is written every second. `sync`: a call that changes something is answered when the changes are on the disk ([elastic.md](elastic.md#servers-that-come-back)).";
     RECOVER_S: Number<u64> = "STARWIRE_RECOVER_S", Number(0..=3600), Is("0"), Masters,
         "Seconds for which a star call waits for a parameter server that is down ([elastic.md](elastic.md#servers-that-come-back)). 0: a call that has lost its connection waits 10 s, any other one fails at once.";
     STAR_SPLIT_BYTES: Optional<Bytes> = "STARWIRE_STAR_SPLIT_BYTES", Optional(Bytes(0..=1 << 40)), Unset("measured when a graph is planned: `32K` to `1M`"), Masters,

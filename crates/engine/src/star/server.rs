@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use super::Refused;
 use super::accounts::Accounts;
 use super::plans::{Claim, Found, Made, Plans};
-use super::state::State;
+use super::shard::Answer;
+use super::state::{State, Then};
 use crate::api::{CompiledPlan, StarFailure, StarHost};
 use crate::api::{Host, Ticket};
 use crate::api::{InBody, OutPayload};
@@ -211,6 +212,31 @@ impl<H: Host> StarServer<H> {
         if let Some(state) = &self.state {
             state.leave();
         }
+    }
+
+    /// A call that has changed something is over: sends its answer, when the state may be told.
+    pub(super) fn reply(self: &Arc<Self>, Ticket { conn, id }: Ticket, answer: Answer) {
+        let Answer { code, meta, payload, .. } = answer;
+        let server = self.clone();
+        let send = move |is_written| {
+            // A server that stops closes its connections.
+            if is_written {
+                server.shared.send(shard_of(conn), Command::Reply { conn, id, code, meta, payload });
+            }
+        };
+        self.when_written(Box::new(send));
+    }
+
+    /// Calls `then` at once, or when all changes that were made by now are in the state if it is synchronous.
+    pub(crate) fn when_written(&self, then: Then) {
+        match &self.state {
+            Some(state) if state.is_sync() => state.when_written(then),
+            _ => then(true),
+        }
+    }
+
+    pub(super) fn is_sync(&self) -> bool {
+        self.state.as_ref().is_some_and(State::is_sync)
     }
 
     fn compile(self: &Arc<Self>, registration: &Registration, isolated: bool) -> Result<(), StarFailure> {

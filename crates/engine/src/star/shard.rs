@@ -238,7 +238,12 @@ impl<H: Host> StarShard<H> {
         match begun {
             Ok(Begin::Repeat(reply)) => {
                 metrics.star_calls_repeated.add(1);
-                Some(Answer::again(ticket.id, reply))
+                let answer = Answer::again(ticket.id, reply);
+                if !self.server.is_sync() {
+                    return Some(answer);
+                }
+                self.server.reply(ticket, answer);
+                None
             }
             Ok(_) => None,
             Err(refused) => Some(self.refusal(ticket, refused.into())),
@@ -302,9 +307,16 @@ impl<H: Host> StarShard<H> {
     pub fn execute(&mut self, command: StarCommand<H>, now: Instant, metrics: &Recorder) -> Option<(u64, Answer)> {
         let (ticket, answer) = match command {
             StarCommand::Done { ticket, outcome } => {
-                let entered = self.calls.get(&(ticket.conn, ticket.id)).is_some_and(|call| call.entered);
-                let answer = self.done(ticket, outcome, now, metrics);
-                if entered {
+                let call = self.calls.remove(&(ticket.conn, ticket.id))?;
+                let has_effects = matches!(&call.stage, Stage::Running(plan, _) if plan.has_effects);
+                let (to, answer) = self.done(ticket, &call, outcome, now, metrics);
+                let answer = if to != ticket || (has_effects && self.server.is_sync()) {
+                    self.server.reply(to, answer);
+                    None
+                } else {
+                    Some(answer)
+                };
+                if call.entered {
                     self.server.leave();
                 }
                 (ticket, answer)
@@ -325,14 +337,15 @@ impl<H: Host> StarShard<H> {
         answer.map(|answer| (ticket.conn, answer))
     }
 
+    /// Returns the answer, and whose it is: the call may have come again.
     fn done(
         &mut self,
         ticket: Ticket,
+        call: &InFlight<H>,
         outcome: StarOutcome<<H::Star as StarHost>::Value>,
         now: Instant,
         metrics: &Recorder,
-    ) -> Option<Answer> {
-        let call = self.calls.remove(&(ticket.conn, ticket.id))?;
+    ) -> (Ticket, Answer) {
         let StarOutcome { result, run, cost, inline } = outcome;
         let queue = now.saturating_duration_since(call.arrived).saturating_sub(run);
         let result = result.and_then(|reply| self.keep(ticket, call.step, reply));
@@ -340,7 +353,7 @@ impl<H: Host> StarShard<H> {
         if let (Ok(_), Stage::Running(plan, _)) = (&result, &call.stage) {
             plan.ran(run, cost, inline, self.inline);
         }
-        self.end(ticket, &call, Some(Ran { inline, queue, run, bytes }), metrics);
+        self.end(ticket, call, Some(Ran { inline, queue, run, bytes }), metrics);
         let answer = match result {
             Ok(StarReply { meta, payload, stats_bytes, .. }) => {
                 let head = ReplyHead { flags: 0, queue_micros: micros(queue), run_micros: micros(run), stats_bytes };
@@ -351,15 +364,12 @@ impl<H: Host> StarShard<H> {
             Err(_) if call.lost => self.refusal(ticket, Refused::MayHaveRun.into()),
             Err(failure) => self.refusal(ticket, failure),
         };
-        let Some((account, call_id)) = call.logged.zip(call.call_id) else { return Some(answer) };
+        let Some((account, call_id)) = call.logged.as_ref().zip(call.call_id) else { return (ticket, answer) };
         let limits = &self.server.shared.config.star.steps;
         let copy = || answer.copy().filter(|copy| account.take(0, copy.bytes(), 0, limits).is_ok());
         let again = account.log().end(call_id.lane, call_id.number, copy);
-        let Some(again) = again else { return Some(answer) };
-        metrics.star_calls_repeated.add(1);
-        let (Ticket { conn, id }, Answer { code, meta, payload, .. }) = (again, answer);
-        self.server.shared.send(shard_of(conn), Command::Reply { conn, id, code, meta, payload });
-        None
+        metrics.star_calls_repeated.add(u64::from(again.is_some()));
+        (again.unwrap_or(ticket), answer)
     }
 
     fn keep(

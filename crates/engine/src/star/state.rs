@@ -2,7 +2,8 @@
 //!
 //! A call that changes something and ends by itself is before or after a flush as a whole, with its entry in the log
 //! of calls: the gate keeps new ones waiting on their reactors until those that run have ended and the changes are
-//! copied. Nobody waits for the disk.
+//! copied. Nobody waits for the disk, unless the state is synchronous: then whoever has changed something is answered
+//! when that is in the folder, and all that wait are written together.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use super::accounts::Accounts;
 use super::server::StarServer;
 use crate::api::{Host, Level, StarFailure};
 use crate::command::{Command, StarCommand};
-use crate::config::Identity;
+use crate::config::{Identity, StateMode};
 use crate::error::EngineError;
 use crate::shared::Shared;
 use starwire_state::{Committed, StateError, Store};
@@ -73,8 +74,23 @@ impl Gate {
     }
 }
 
+/// Called with whether what had changed is in the folder. If it is not, the server has stopped.
+pub(crate) type Then = Box<dyn FnOnce(bool) + Send>;
+
+/// Those that wait for a flush.
+#[derive(Default)]
+struct Waiting {
+    /// With the number of the flush.
+    list: Vec<(u64, Then)>,
+    is_over: bool,
+}
+
 pub(crate) struct State {
     gate: Gate,
+    mode: StateMode,
+    /// Flushes that have begun to copy what has changed. Whatever changes before the next one is in that.
+    begun: AtomicU64,
+    waiting: Mutex<Waiting>,
     incarnations: Vec<u64>,
     /// None: the server was stopped, and another one may use the folder.
     store: Mutex<Option<Store>>,
@@ -84,9 +100,9 @@ pub(crate) struct State {
 impl State {
     /// Opens the state if this server has one, and restores what is there.
     pub fn open<H: Host>(shared: &Shared<H>, accounts: &Accounts) -> Result<Option<Self>, StateError> {
-        let (Some(folder), Some(host)) = (&shared.config.state, shared.host.star()) else { return Ok(None) };
+        let (Some(config), Some(host)) = (&shared.config.state, shared.host.star()) else { return Ok(None) };
         let identity = &shared.config.identity;
-        let folder = Path::new(folder).join(folder_name(identity));
+        let folder = Path::new(&config.folder).join(folder_name(identity));
         let owner = match shared.config.cluster_id.as_str() {
             "" => identity.task.clone(),
             cluster => format!("{} of cluster {cluster}", identity.task),
@@ -113,8 +129,56 @@ impl State {
         };
         shared.host.log(Level::Info, &line);
         let incarnations = store.incarnations().to_vec();
-        let store = Mutex::new(Some(store));
-        Ok(Some(Self { gate: Gate::default(), incarnations, store, stops: AtomicBool::new(false) }))
+        Ok(Some(Self {
+            gate: Gate::default(),
+            mode: config.mode,
+            begun: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            incarnations,
+            store: Mutex::new(Some(store)),
+            stops: AtomicBool::new(false),
+        }))
+    }
+
+    pub fn is_sync(&self) -> bool {
+        self.mode == StateMode::Sync
+    }
+
+    /// Calls `then` when everything that has changed by now is in the folder.
+    pub fn when_written(&self, then: Then) {
+        let mut waiting = self.waiting();
+        if waiting.is_over {
+            drop(waiting);
+            return then(false);
+        }
+        waiting.list.push((self.begun.load(Ordering::SeqCst), then));
+        drop(waiting);
+        if let Some(thread) = self.gate.waits.get() {
+            thread.unpark();
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A flush is in the folder.
+    fn written(&self, number: u64) {
+        let mut waiting = self.waiting();
+        let (written, left): (Vec<_>, _) =
+            std::mem::take(&mut waiting.list).into_iter().partition(|(at, _)| *at <= number);
+        waiting.list = left;
+        drop(waiting);
+        written.into_iter().for_each(|(_, then)| then(true));
+    }
+
+    /// No flush follows.
+    fn end(&self) {
+        let mut waiting = self.waiting();
+        waiting.is_over = true;
+        let left = std::mem::take(&mut waiting.list);
+        drop(waiting);
+        left.into_iter().for_each(|(_, then)| then(false));
     }
 
     pub fn incarnations(&self) -> Vec<u64> {
@@ -142,7 +206,9 @@ impl State {
         let Some(store) = store.as_mut() else { return Ok(None) };
         let before = store.calls().to_vec();
         let mut flush = store.begin()?;
-        host.changes(&mut flush, true);
+        if !self.is_sync() {
+            host.changes(&mut flush, true);
+        }
         let mut limit = LEAST_WAIT;
         let closed = loop {
             let closed = Instant::now();
@@ -158,18 +224,21 @@ impl State {
             if server.shared.frozen.load(Ordering::Acquire) {
                 return Ok(None);
             }
-            std::thread::park_timeout(if is_last { LEAST_WAIT } else { INTERVAL });
+            std::thread::park_timeout(if is_last || self.is_sync() { LEAST_WAIT } else { INTERVAL });
         };
+        let number = self.begun.fetch_add(1, Ordering::SeqCst);
         host.changes(&mut flush, false);
         let calls = server.accounts.save();
         if !is_last {
             self.let_in(server);
         }
         server.shared.metrics.count(|cells| cells.state_pause_time.record(closed.elapsed()));
-        if flush.is_empty() && calls == before {
-            return Ok(None);
-        }
-        flush.commit(&calls).map(Some)
+        let committed = match flush.is_empty() && calls == before {
+            true => None,
+            false => Some(flush.commit(&calls)?),
+        };
+        self.written(number);
+        Ok(committed)
     }
 
     fn let_in<H: Host>(&self, server: &StarServer<H>) {
@@ -181,19 +250,23 @@ impl State {
 
     fn run<H: Host>(&self, server: &StarServer<H>) {
         let _ = self.gate.waits.set(std::thread::current());
-        let mut due = Instant::now() + INTERVAL;
+        let (mut due, mut fails) = (Instant::now() + INTERVAL, false);
         loop {
             let left = due.saturating_duration_since(Instant::now());
             let stops = self.stops.load(Ordering::Acquire);
             if server.shared.frozen.load(Ordering::Acquire) {
-                return;
+                return self.end();
             }
-            if !stops && !left.is_zero() {
+            // After an error, those that wait must not make it a busy loop.
+            let is_asked = !fails && self.is_sync() && !self.waiting().list.is_empty();
+            if !stops && !is_asked && !left.is_zero() {
                 std::thread::park_timeout(left);
                 continue;
             }
             due = Instant::now() + INTERVAL;
-            match self.flush(server, stops) {
+            let flushed = self.flush(server, stops);
+            fails = flushed.is_err();
+            match flushed {
                 Ok(None) => {}
                 Ok(Some(Committed { bytes })) => server.shared.metrics.count(|cells| {
                     cells.state_flushes.add(1);
@@ -215,7 +288,7 @@ impl State {
             }
             if stops {
                 *self.store() = None;
-                return;
+                return self.end();
             }
         }
     }

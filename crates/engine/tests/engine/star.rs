@@ -330,7 +330,12 @@ impl Folder {
     }
 
     fn pair(&self) -> Pair {
-        let pair = pair(&[admission::ANY_WAY, ("STARWIRE_STATE", self.0.to_str().unwrap())]);
+        self.pair_with("async")
+    }
+
+    fn pair_with(&self, mode: &str) -> Pair {
+        let state = [("STARWIRE_STATE", self.0.to_str().unwrap()), ("STARWIRE_STATE_MODE", mode)];
+        let pair = pair(&[admission::ANY_WAY, state[0], state[1]]);
         for plan in ["hold, then update", "update", "read"] {
             assert_eq!(pair.register("one", plan).code, 0);
         }
@@ -380,6 +385,41 @@ fn a_server_that_was_killed_has_whole_calls_back_and_recognises_them() {
         assert_eq!(pair.ps.seen.kernels.updates.load(Relaxed), 2);
         pair.has("calls_repeated_total", 1.0);
     }
+}
+
+#[test]
+fn what_a_synchronous_state_has_answered_is_in_the_folder() {
+    let folder = Folder::new("synchronous");
+    let pair = folder.pair_with("sync");
+    let kernels = &pair.ps.seen.kernels;
+    let mut wire = Wire::to(&pair.ps);
+    for number in 1..=3 {
+        wire.call("update", number, 0);
+        wire.gets_its_table();
+        let killed = folder.copy("synchronous-copy");
+        let pair = killed.pair();
+        assert_eq!(pair.ps.seen.kernels.updates.load(Relaxed), number);
+        let mut wire = Wire::to(&pair.ps);
+        wire.call("update", number, 1);
+        wire.gets_its_table();
+        assert_eq!(pair.ps.seen.kernels.updates.load(Relaxed), number, "it has run");
+    }
+    // A call is answered when it is written, also one that comes again; one that only reads is answered at once.
+    let writes = kernels.written.lock().unwrap();
+    wire.call("update", 4, 0);
+    eventually("it runs", || kernels.updates.load(Relaxed) == 4);
+    wire.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(wire.stream.peek(&mut [0]).is_err());
+    let mut again = Wire::to(&pair.ps);
+    again.call("update", 4, 1);
+    again.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(again.stream.peek(&mut [0]).is_err());
+    assert_eq!(table(&pair.call(&head("one", "read", 1), "reads")), "reads");
+    drop(writes);
+    again.stream.set_read_timeout(Some(crate::harness::PATIENCE)).unwrap();
+    again.gets_its_table();
+    assert_eq!(folder.copy("synchronous-copy").pair().ps.seen.kernels.updates.load(Relaxed), 4);
+    assert_eq!(kernels.updates.load(Relaxed), 4);
 }
 
 #[test]
