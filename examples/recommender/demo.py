@@ -1,9 +1,11 @@
 """Trains the same recommender over stock grpc, grpc++ and star_server in real processes, as sessions and as functions, and compares speed and results.
+Then kills a parameter server that keeps its state, and lets a worker join.
 
 The clusters run side by side and train in alternating turns, so that other load on the machine affects all of them alike.
 """
 
 import argparse
+import concurrent.futures
 import multiprocessing
 import os
 import signal
@@ -191,7 +193,41 @@ class Functions(Job):
         return [chief]
 
 
+class Durable(Sessions):
+    """A server that is killed comes back with its variables, and workers join that no ClusterSpec of the others has."""
+
+    title = "A parameter server that dies, a worker that joins (sessions over star_server)"
+
+    def __init__(self, options, folder):
+        os.environ.update({"STARWIRE_STATE": folder, "STARWIRE_STATE_MODE": "sync", "STARWIRE_RECOVER_S": "60", "STARWIRE_JOIN": f"worker:{options.workers + 1}"})
+        super().__init__("star_server", options)
+
+    def more_tasks(self, address):
+        self._free = address
+        return {}
+
+    def kill_and_restart(self, delay):
+        """Server 0, which has the global step, after some seconds. Returns when it was killed, and when it serves again."""
+        time.sleep(delay)
+        killed = time.monotonic()
+        self.tasks[0].stop()
+        server = Task(self._cluster, "ps", 0, self.protocol, self._batch)
+        self.tasks[0] = server
+        server.receive()
+        return killed, time.monotonic()
+
+    def join(self):
+        import tensorflow as tf
+
+        spec = {"ps": self._cluster.job_tasks("ps"), "worker": {self.workers: self._free}}
+        self._cluster = tf.train.ClusterSpec(spec)
+        self.drivers.append(self.task("worker", self.workers))
+        self.drivers[-1].receive()
+        self.workers += 1
+
+
 JOBS = {"sessions": Sessions, "functions": Functions}
+DURABLE = "durable"
 
 
 class Progress:
@@ -256,6 +292,31 @@ def verify(jobs):
     return all(held for _, held in checks)
 
 
+def survive(options):
+    """Kills a server in the middle of a turn, and lets a worker join. Returns True: whatever goes wrong is a Failure."""
+    with tempfile.TemporaryDirectory(prefix="starwire-demo-") as folder, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        job = Durable(options, folder)
+        try:
+            job.train(20, measured=False)
+            job.train(50)
+            steps = max(50, int(job.rates[0] / options.workers * options.seconds * 3))
+            begun = time.monotonic()
+            kill = thread.submit(job.kill_and_restart, options.seconds)
+            job.train(steps)
+            ended = time.monotonic()
+            killed, serves = kill.result()
+            if killed > ended:
+                raise Failure(f"the turn was over after {ended - begun:.1f} s, before the server was killed")
+            print(f"   parameter server 0 was killed (SIGKILL) while {job.workers} worker(s) trained, and served again {serves - killed:.1f} s later: no worker saw an error, nobody restored a checkpoint")
+            job.join()
+            job.train(steps // 2)
+            print(f"   worker {job.workers - 1} joined, which is in no ClusterSpec but its own; the loss went {' -> '.join(f'{loss:.4f}' for loss in job.losses)}")
+            print(f"   verified: no update lost, none twice: {job.steps} steps run, as many counted on the parameter server that was killed")
+        finally:
+            job.stop()
+    return True
+
+
 def summary(results):
     """The table of all kinds: median steps per second, and the median ratio of neighbouring turns."""
     rows = []
@@ -275,7 +336,7 @@ def summary(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--protocols", nargs="+", default=["grpc++", "star_server"], help="what to compare with stock grpc")
-    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--jobs", nargs="+", choices=[*JOBS, DURABLE], default=[*JOBS, DURABLE])
     parser.add_argument("--ps", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=128)
@@ -290,7 +351,10 @@ def main():
     try:
         sound = True
         for number, name in enumerate(options.jobs):
-            print(f"\n{number + 1}. {JOBS[name].title}", flush=True)
+            print(f"\n{number + 1}. {JOBS.get(name, Durable).title}", flush=True)
+            if name == DURABLE:
+                sound = survive(options) and sound
+                continue
             results[name] = compare(JOBS[name], options)
             sound = verify(results[name]) and sound
         failed = False
@@ -298,8 +362,9 @@ def main():
         sys.exit(f"demo: {failure}")
     finally:
         log.close(show=failed)
-    print("\nSummary (medians of the turns)")
-    summary(results)
+    if results:
+        print("\nSummary (medians of the turns)")
+        summary(results)
     print("\nNext: examples/ has programs to start from, README.md says how to switch yours.")
     sys.exit(0 if sound else 1)
 

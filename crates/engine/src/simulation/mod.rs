@@ -422,6 +422,8 @@ impl World {
     fn check_requests(&self, task: usize) {
         let Task { shared, started, .. } = &self.tasks[task];
         shared.host.state.lock().unwrap().is_stopped = true;
+        // They own the engine, which owns them.
+        shared.host.kernels.jobs.lock().unwrap().clear();
         assert_eq!(shared.host.payloads.load(Ordering::Relaxed), 0, "payloads");
         let Ledger { open, next, .. } = &mut *self.ledger.lock().unwrap();
         // Its star calls do not go on.

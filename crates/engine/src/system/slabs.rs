@@ -33,24 +33,45 @@ pub struct Slab {
 // SAFETY: memory that nobody else knows; nothing of it is tied to a thread.
 unsafe impl Send for Slab {}
 
-struct Kept {
+/// Those that nobody uses.
+struct Pool {
     by_size: [ArrayQueue<Slab>; SIZES],
     bytes: AtomicUsize,
 }
 
-static KEPT: LazyLock<Kept> = LazyLock::new(|| Kept {
-    by_size: std::array::from_fn(|_| ArrayQueue::new(KEPT_PIECES)),
-    bytes: AtomicUsize::new(0),
-});
+static POOL: LazyLock<Pool> = LazyLock::new(Pool::new);
+
+impl Pool {
+    fn new() -> Self {
+        Self { by_size: std::array::from_fn(|_| ArrayQueue::new(KEPT_PIECES)), bytes: AtomicUsize::new(0) }
+    }
+
+    fn take(&self, len: usize) -> io::Result<Slab> {
+        let (index, size) = class(len).ok_or(io::ErrorKind::InvalidInput)?;
+        if let Some(kept) = self.by_size[index].pop() {
+            self.bytes.fetch_sub(size, Relaxed);
+            return Ok(kept);
+        }
+        Slab::map(size)
+    }
+
+    fn give_back(&self, slab: Slab) {
+        let Some((index, _)) = class(slab.size) else { return };
+        let size = slab.size;
+        // Counted before it can be taken, so that the sum never falls below zero.
+        if self.bytes.fetch_add(size, Relaxed) + size > KEPT_BYTES || self.by_size[index].push(slab).is_err() {
+            self.bytes.fetch_sub(size, Relaxed);
+        }
+    }
+}
 
 impl Slab {
     /// `len` is from MIN to MAX.
     pub fn take(len: usize) -> io::Result<Self> {
-        let (index, size) = class(len).ok_or(io::ErrorKind::InvalidInput)?;
-        if let Some(kept) = KEPT.by_size[index].pop() {
-            KEPT.bytes.fetch_sub(size, Relaxed);
-            return Ok(kept);
-        }
+        POOL.take(len)
+    }
+
+    fn map(size: usize) -> io::Result<Self> {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping, wherever the kernel has room.
         let start = unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) };
@@ -67,12 +88,7 @@ impl Slab {
 
     /// Keeps it for the next call, or returns it to the system.
     pub fn give_back(self) {
-        let Some((index, _)) = class(self.size) else { return };
-        let size = self.size;
-        // Counted before it can be taken, so that the sum never falls below zero.
-        if KEPT.bytes.fetch_add(size, Relaxed) + size > KEPT_BYTES || KEPT.by_size[index].push(self).is_err() {
-            KEPT.bytes.fetch_sub(size, Relaxed);
-        }
+        POOL.give_back(self);
     }
 }
 
@@ -117,7 +133,6 @@ mod tests {
         }
     }
 
-    /// Other tests of this process use slabs as well, so this one has a size that they do not have.
     #[test]
     fn what_is_given_back_is_taken_again_and_not_all_of_it_is_kept() {
         const LEN: usize = 7 << 20;
@@ -125,20 +140,18 @@ mod tests {
             // SAFETY: the slab has at least LEN bytes and is this test's.
             unsafe { ptr::write_bytes(slab.start().as_ptr(), byte, LEN) };
         };
-        let slab = Slab::take(LEN).unwrap();
+        let pool = Pool::new();
+        let slab = pool.take(LEN).unwrap();
         write(&slab, 1);
         let at = slab.start();
-        slab.give_back();
-        let again = Slab::take(LEN).unwrap();
+        pool.give_back(slab);
+        let again = pool.take(LEN).unwrap();
         assert_eq!(again.start(), at);
-        let many: Vec<Slab> = (0..8).map(|_| Slab::take(LEN).unwrap()).collect();
+        let many: Vec<Slab> = (0..8).map(|_| pool.take(LEN).unwrap()).collect();
         many.iter().chain([&again]).for_each(|slab| write(slab, 2));
-        many.into_iter().chain([again]).for_each(Slab::give_back);
-        let index = class(LEN).unwrap().0;
-        assert!((1..=KEPT_BYTES / LEN).contains(&KEPT.by_size[index].len()), "{}", KEPT.by_size[index].len());
-        assert!(KEPT.bytes.load(Relaxed) <= KEPT_BYTES + MAX);
-        while KEPT.by_size[index].pop().is_some() {
-            KEPT.bytes.fetch_sub(LEN, Relaxed);
-        }
+        many.into_iter().chain([again]).for_each(|slab| pool.give_back(slab));
+        let (index, size) = class(LEN).unwrap();
+        assert_eq!(pool.by_size[index].len(), KEPT_BYTES / size);
+        assert_eq!(pool.bytes.load(Relaxed), KEPT_BYTES / size * size);
     }
 }
