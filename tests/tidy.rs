@@ -63,7 +63,7 @@ const CRATES: [(&str, &[&str]); 10] = [
     ("crates/protocol", &["marks"]),
     ("crates/state", &[]),
     ("crates/engine", &["marks", "net", "planner", "protocol", "state"]),
-    ("crates/starctl", &["engine", "net", "planner", "protocol"]),
+    ("crates/starctl", &["engine", "net", "planner", "protocol", "state"]),
     ("benches/swarm", &["net", "protocol"]),
     (".", &["engine", "executor", "net", "planner", "protocol", "state"]),
 ];

@@ -1,6 +1,7 @@
 """Parameter servers that are killed and come back with their variables (STARWIRE_STATE): no session notices, and no update is there twice."""
 
 import resource
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tensors import digest
 
 pytestmark = pytest.mark.ours
 
+STARCTL = Path(__file__).resolve().parents[2] / "target/debug/starctl"
 SHAPE = (("ps", 2), ("worker", 1))
 # A flush begins every second.
 FLUSHED = 2.5
@@ -123,6 +125,26 @@ def find(target, optimizer, use_resource):
         sess = one().Session(target, graph=graph)
         assert sess.run(one().report_uninitialized_variables()).size == 0
         state["job"] = sess, feeds, loss, update, one().global_variables()
+
+
+def reset_and_restore(prefix):
+    """Initialises the variables again, then restores a checkpoint."""
+    sess, *_, all_variables = state["job"]
+    with sess.graph.as_default():
+        initialise, saver = one().global_variables_initializer(), one().train.Saver(all_variables)
+        before = variables()
+        sess.run(initialise)
+        assert variables() != before
+        saver.restore(sess, prefix)
+    return variables()
+
+
+def read_checkpoint(prefix):
+    """Reads all tensors, whose checksums TensorFlow checks. Returns the global step."""
+    reader = tf.train.load_checkpoint(prefix)
+    names = reader.get_variable_to_shape_map()
+    assert len(names) > 12
+    return int({name: reader.get_tensor(name) for name in names}["global_step"])
 
 
 def train_monitored(target, folder, marks):
@@ -368,6 +390,35 @@ def test_a_session_that_begins_anew_finds_the_variables(compared, tmp_path):
         worker = cluster["worker", 0]
         worker.call(find, cluster.target("worker", 0), "Adagrad", True)
         assert worker.call(variables) == expected
+
+
+def export(folder, prefix):
+    subprocess.run([STARCTL, "state", "export", "--to", str(prefix), *sorted(map(str, folder.glob("ps-*")))], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("use_resource", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_the_state_is_exported_as_a_checkpoint(compared, tmp_path, use_resource):
+    """Also variables in parts, which a Saver knows as one, with their slots; while the servers run, and while they train."""
+    folder, prefix = tmp_path / "state", tmp_path / "export"
+    with compared.fresh("star_server", SHAPE, environment=environment(folder)) as cluster:
+        worker = cluster["worker", 0]
+        worker.call(begin, cluster.target("worker", 0), "Adagrad", use_resource)
+        worker.call(train, 0, 4)
+        expected = worker.call(variables)
+        time.sleep(FLUSHED)
+        export(folder, prefix)
+        worker.call(train, 4, 2)
+        assert worker.call(reset_and_restore, str(prefix)) == expected
+        worker.begin(train, 6, 150)
+        steps = []
+        while not worker.ready():
+            export(folder, prefix)
+            steps.append(prefix)
+        worker.result(60)
+        time.sleep(FLUSHED)
+        export(folder, prefix)
+        assert worker.call(read_checkpoint, str(prefix)) == 4 + 150
+        assert len(steps) > 2
 
 
 def test_a_disk_that_is_full_stops_nothing_and_is_reported(compared, tmp_path):

@@ -57,8 +57,8 @@ class Settings:
     def end_to_end(self, stage, path, arguments="", **options):
         """Tests with TensorFlow processes, which wait more than they compute and share one import of TensorFlow."""
         environment = {"STARWIRE_TEST_ZYGOTE": self.socket, **options.pop("environment", {})}
-        # The library that stands in for libibverbs is one of the core's.
-        core = ("core",) if Path(path).name == "test_verbs.py" else ()
+        # The library that stands in for libibverbs is one of the core's, and so is starctl.
+        core = ("core",) if Path(path).name in ("test_verbs.py", "test_state.py") else ()
         options = {"cores": 0.5, "needs": ("plugin", "packages", "zygote", *core), "expected": EXPECTED.get(Path(path).name, 20), **options}
         job = self.pytest(f"{stage}/{Path(path).stem[len('test_'):]}", path, arguments, environment=environment, **options)
         job.command = f'keras="$({self.make} print-keras)" && export PYTHONPATH="$PYTHONPATH:$keras" && {job.command}'

@@ -9,10 +9,12 @@ mod cluster;
 mod doctor;
 mod endpoint_map;
 mod failure;
+mod graph_def;
 mod health;
 mod plan;
 mod remote;
 mod secret;
+mod state;
 mod targets;
 mod tls;
 mod top;
@@ -39,6 +41,8 @@ enum Command {
     EndpointMap(endpoint_map::Args),
     Secret(secret::Args),
     Plan(plan::Args),
+    #[command(subcommand)]
+    State(state::Command),
     Bench(bench::Args),
     /// Print a script that lets a shell complete commands and options
     #[command(after_help = "\
@@ -58,6 +62,7 @@ fn main() -> ExitCode {
         Command::EndpointMap(args) => endpoint_map::run(&args),
         Command::Secret(args) => secret::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::State(command) => state::run(&command),
         Command::Bench(args) => bench::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Starctl::command(), "starctl", &mut std::io::stdout());

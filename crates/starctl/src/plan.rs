@@ -1,7 +1,7 @@
 //! `starctl plan`: what would cross between tasks, and in which calls or groups.
 
 mod convert;
-mod graph_def;
+
 mod sizes;
 
 use std::fmt::Write;
@@ -17,8 +17,8 @@ use starwire_planner::star::Style;
 use starwire_planner::{fuse, star, unordered};
 
 use self::convert::{Planned, convert};
-use self::graph_def::GraphDef;
 use crate::failure::Failure;
+use crate::graph_def::GraphDef;
 
 /// Show how a graph is split: calls, rounds, groups, and what stays unchanged and why
 #[derive(clap::Args)]
@@ -107,8 +107,8 @@ fn show(planned: Planned, servers: &[String], style: Option<Style>, split: u64) 
 #[cfg(test)]
 mod tests {
     use super::convert::tests::node;
-    use super::graph_def::{AttrValue, Dim, ListValue, Shape};
     use super::*;
+    use crate::graph_def::{AttrValue, Dim, ListValue, Shape};
 
     fn training() -> GraphDef {
         let ps = "/job:ps/task:0";

@@ -9,6 +9,10 @@ pub enum StateError {
     Io { path: PathBuf, doing: &'static str, source: io::Error },
     #[error("{folder} is in use by another process")]
     InUse { folder: PathBuf },
+    #[error("{folder} has no state of a parameter server")]
+    Nothing { folder: PathBuf },
+    #[error("{folder} is being read by another process")]
+    Read { folder: PathBuf },
     #[error("{path} is no file of starwire's: the folder must be empty, or have the state of {task}")]
     Foreign { path: PathBuf, task: String },
     #[error("{path} is the state of {found}, not of {task}")]

@@ -4,6 +4,7 @@
 //! variable-7       the rows of a variable, one after the other, without a header
 //! journal-3        a header, the list of variables, then the changes of each flush and a commit
 //! lock             held by the process that uses the folder
+//! .                the folder itself is locked by whoever reads, or changes, the files of variables
 //! ```
 //!
 //! A flush goes to the journal. Bytes after its last commit are dropped. When a journal is longer than the variables,
@@ -19,8 +20,10 @@ mod error;
 #[allow(unsafe_code)]
 mod lock;
 mod record;
+mod snapshot;
 mod store;
 
 pub use error::StateError;
 pub use record::Definition;
+pub use snapshot::Snapshot;
 pub use store::{Committed, Flush, Store};

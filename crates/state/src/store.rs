@@ -5,14 +5,17 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{StateError, at};
-use crate::lock::{LOCK, lock};
+use crate::lock::{LOCK, exclude_readers, lock};
 use crate::record::{self, Definition, FULL, HEAD, LONGEST, Record, Unreadable};
 
 /// A journal may always grow to this length.
 const SHORT_JOURNAL: u64 = 64 << 20;
+
+/// A server that starts waits for so long until nobody reads its files.
+const READERS: Duration = Duration::from_secs(60);
 
 struct Variable {
     definition: Definition,
@@ -75,6 +78,7 @@ impl Store {
         };
         let journal = Journal::recover(folder, *number, task)?;
         let mut store = Self::new(folder, task, Vec::new(), journal, lock);
+        let _alone = wait_for_readers(folder)?;
         store.apply(true)?;
         for number in &journals[..journals.len() - 1] {
             let path = journal_path(folder, *number);
@@ -202,6 +206,8 @@ impl Store {
     }
 
     fn change_journals(&mut self) -> Result<(), StateError> {
+        // While somebody reads, the journal grows.
+        let Some(_alone) = exclude_readers(&self.folder)? else { return Ok(()) };
         self.apply(false)?;
         for Variable { path, file, .. } in self.variables.values() {
             file.sync_data().map_err(at(path, "synchronise"))?;
@@ -369,40 +375,48 @@ impl Journal {
         let path = journal_path(folder, number);
         let file = OpenOptions::new().read(true).write(true).open(&path).map_err(at(&path, "open"))?;
         let length = file.metadata().map_err(at(&path, "examine"))?.len();
-        let (mut begins, mut start, mut end) = (false, 0, 0);
-        let stop = each(&file, &path, 0, length, |span, record| {
-            match record {
-                Record::Header { .. } => begins |= span.0 == 0,
-                Record::Commit { .. } => {
-                    start = if end == 0 { span.1 } else { start };
-                    end = span.1;
-                }
-                _ => {}
-            }
-            Ok(())
-        })?;
-        if !begins {
+        let Some((start, end)) = commits(&file, &path, length)? else {
             return Err(StateError::Foreign { path, task: task.into() });
-        }
-        let mut commits_follow = false;
-        if let Some(next) = after(&file, &path, stop, length)? {
-            each(&file, &path, next, length, |_, record| {
-                commits_follow |= matches!(record, Record::Commit { .. });
-                Ok(())
-            })?;
-        }
-        if end == 0 || commits_follow {
-            let why = "its checksum is wrong, and what follows it was written later".into();
-            return Err(StateError::Damaged { path, at: stop, why });
-        }
+        };
         file.set_len(end).map_err(at(&path, "shorten"))?;
         Ok(Self { path, file, number, start, end })
     }
 }
 
+/// Where the first and the last commit of a journal end. None: it does not begin as journals do.
+pub(crate) fn commits(file: &File, path: &Path, length: u64) -> Result<Option<(u64, u64)>, StateError> {
+    let (mut begins, mut start, mut end) = (false, 0, 0);
+    let stop = each(file, path, 0, length, |span, record| {
+        match record {
+            Record::Header { .. } => begins |= span.0 == 0,
+            Record::Commit { .. } => {
+                start = if end == 0 { span.1 } else { start };
+                end = span.1;
+            }
+            _ => {}
+        }
+        Ok(())
+    })?;
+    if !begins {
+        return Ok(None);
+    }
+    let mut commits_follow = false;
+    if let Some(next) = after(file, path, stop, length)? {
+        each(file, path, next, length, |_, record| {
+            commits_follow |= matches!(record, Record::Commit { .. });
+            Ok(())
+        })?;
+    }
+    if end == 0 || commits_follow {
+        let why = "its checksum is wrong, and what follows it was written later".into();
+        return Err(StateError::Damaged { path: path.into(), at: stop, why });
+    }
+    Ok(Some((start, end)))
+}
+
 /// Calls `visit` with each whole record between these positions, and where it begins and ends. Returns where the first
 /// one begins that is not whole, or `to`.
-fn each(
+pub(crate) fn each(
     file: &File,
     path: &Path,
     from: u64,
@@ -581,10 +595,9 @@ impl Files {
         for entry in fs::read_dir(folder).map_err(at(folder, "list"))? {
             let path = entry.map_err(at(folder, "list"))?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            let number = |prefix| name.strip_prefix(prefix).filter(|rest| rest.bytes().all(|b| b.is_ascii_digit()));
-            if let Some(number) = number("journal-").and_then(|number| number.parse().ok()) {
+            if let Some(number) = number_after("journal-", name) {
                 files.journals.push(number);
-            } else if let Some(id) = number("variable-").and_then(|id| id.parse().ok()) {
+            } else if let Some(id) = number_after("variable-", name).and_then(|id| id.try_into().ok()) {
                 files.variables.push(id);
             } else if name.starts_with("journal-") && name.ends_with(".new") {
                 fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
@@ -598,11 +611,39 @@ impl Files {
     }
 }
 
+/// The number in a file's name.
+fn number_after(prefix: &str, name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(prefix).filter(|rest| rest.bytes().all(|b| b.is_ascii_digit()))?;
+    digits.parse().ok()
+}
+
+/// The newest journal of a folder.
+pub(crate) fn newest_journal(folder: &Path) -> Result<Option<PathBuf>, StateError> {
+    let mut newest = None;
+    for entry in fs::read_dir(folder).map_err(at(folder, "list"))? {
+        let entry = entry.map_err(at(folder, "list"))?;
+        newest = newest.max(entry.file_name().to_str().and_then(|name| number_after("journal-", name)));
+    }
+    Ok(newest.map(|number| journal_path(folder, number)))
+}
+
+/// For a short time: whoever reads copies files.
+fn wait_for_readers(folder: &Path) -> Result<File, StateError> {
+    let until = Instant::now() + READERS;
+    loop {
+        match exclude_readers(folder)? {
+            Some(alone) => return Ok(alone),
+            None if Instant::now() > until => return Err(StateError::Read { folder: folder.into() }),
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
 fn journal_path(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("journal-{number}"))
 }
 
-fn variable_path(folder: &Path, id: u32) -> PathBuf {
+pub(crate) fn variable_path(folder: &Path, id: u32) -> PathBuf {
     folder.join(format!("variable-{id}"))
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
-use starwire_state::{Definition, StateError, Store};
+use starwire_state::{Definition, Snapshot, StateError, Store};
 
 const TASK: &str = "/job:ps/replica:0/task:0";
 
@@ -63,6 +63,29 @@ fn state_of(store: &Store) -> Model {
         (id, (definition, content))
     };
     Model { variables: all.into_iter().map(read).collect(), calls: store.calls().to_vec(), flush: store.last_flush().0 }
+}
+
+/// Checks that a reader has the variables of this model, whatever has happened since.
+fn assert_reads(folder: &Folder, snapshot: &Snapshot, model: &Model) {
+    let definitions: BTreeMap<u32, Definition> = snapshot.variables().map(|(id, is)| (id, is.clone())).collect();
+    let (mut places, mut end) = (BTreeMap::new(), 3);
+    for (id, definition) in &definitions {
+        places.insert(*id, end);
+        end += definition.size().unwrap();
+    }
+    let path = folder.0.with_extension("copy");
+    let out = fs::File::create(&path).unwrap();
+    out.set_len(end).unwrap();
+    snapshot.copy(&places, &out, &path).unwrap();
+    let copy = fs::read(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let size = |bytes: u64| usize::try_from(bytes).unwrap();
+    let read = |(id, definition): (u32, Definition)| {
+        let content = copy[size(places[&id])..][..size(definition.size().unwrap())].to_vec();
+        (id, (definition, content))
+    };
+    assert_eq!(definitions.into_iter().map(read).collect::<BTreeMap<_, _>>(), model.variables);
+    assert_eq!((snapshot.last_flush().0, snapshot.task()), (model.flush, TASK));
 }
 
 #[derive(Clone, Debug)]
@@ -143,11 +166,11 @@ fn files_of(folder: &Folder) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 250, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn what_was_committed_is_there_and_nothing_else(
-        flushes in prop::collection::vec((changes(), end(), any::<u8>()), 1..14),
+        flushes in prop::collection::vec((changes(), end(), any::<u8>(), any::<bool>()), 1..14),
         limit in 0..2000u64,
     ) {
         let folder = Folder::new();
@@ -156,27 +179,32 @@ proptest! {
         store.limit_journal(limit);
         // As they were when the journal began: whatever was written to them since may be lost with the power.
         let (mut journal, mut safe) = (folder.journal(), files_of(&folder));
-        for (changes, end, calls) in flushes {
+        for (changes, end, calls, reads) in flushes {
             let mut next = model.clone();
+            let reader = reads.then(|| (Snapshot::open(&folder.0).unwrap(), model.clone()));
             let mut flush = store.begin().unwrap();
             if folder.journal() != journal {
                 (journal, safe) = (folder.journal(), files_of(&folder));
             }
             make(&changes, &mut flush, &mut next);
+            let finish = || reader.iter().for_each(|(snapshot, model)| assert_reads(&folder, snapshot, model));
             if let End::Dies { leaves } = end {
                 drop(flush);
+                finish();
                 let length = fs::metadata(&journal).unwrap().len();
                 drop(store);
                 fs::OpenOptions::new().write(true).open(&journal).unwrap().set_len(length.saturating_sub(leaves).max(
                     length.min(committed(&journal)))).unwrap();
+                drop(reader);
             } else {
                 flush.commit(&[calls; 3]).unwrap();
+                finish();
                 (next.calls, next.flush) = (vec![calls; 3], next.flush + 1);
                 model = next;
                 if end == End::Commit {
                     continue;
                 }
-                drop(store);
+                drop((store, reader));
                 if end == End::LosesPower {
                     for (path, content) in &safe {
                         fs::write(path, content).unwrap();
@@ -189,6 +217,36 @@ proptest! {
             prop_assert_eq!(store.incarnations(), [1, 2]);
         }
     }
+}
+
+#[test]
+fn the_files_of_variables_do_not_change_while_somebody_reads_them() {
+    let folder = Folder::new();
+    let mut store = folder.open().unwrap();
+    assert!(matches!(Snapshot::open(&folder.0.join("none")), Err(StateError::Io { .. })));
+    store.limit_journal(0);
+    let mut model = Model::default();
+    let mut write = |store: &mut Store, changes: &[Change]| {
+        let mut flush = store.begin().unwrap();
+        make(changes, &mut flush, &mut model);
+        flush.commit(b"").unwrap();
+        model.flush += 1;
+        model.clone()
+    };
+    write(&mut store, &[Change::New { rows: 9, row_bytes: 8, content: 1 }]);
+    let first = folder.journal();
+    let before = write(&mut store, &[Change::Rows { variable: 0, first: 3, count: 2, content: 2 }]);
+    let second = folder.journal();
+    assert_ne!(first, second, "a new journal for each flush");
+    let snapshot = Snapshot::open(&folder.0).unwrap();
+    for content in 3..9 {
+        write(&mut store, &[Change::Rows { variable: 0, first: content.into(), count: 5, content }]);
+        assert_eq!(folder.journal(), second);
+    }
+    assert_reads(&folder, &snapshot, &before);
+    drop(snapshot);
+    write(&mut store, &[Change::Gone { variable: 0 }]);
+    assert_ne!(folder.journal(), second);
 }
 
 /// Where the last commit of a journal ends: a copy of it is opened, which cuts off the rest.

@@ -6,8 +6,8 @@ use std::collections::{HashMap, HashSet};
 use starwire_planner::graph::{Class, Edge, Kind, Memory, Node};
 use starwire_planner::ops;
 
-use super::graph_def::{GraphDef, is_ref_variable};
 use super::sizes;
+use crate::graph_def::{GraphDef, is_ref_variable};
 
 /// What the planners take, with the names for people.
 #[derive(Debug)]
@@ -263,8 +263,8 @@ fn takes_ref(op: &str) -> bool {
 pub mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::graph_def::{AttrValue, ListValue, NodeDef};
     use super::*;
+    use crate::graph_def::{AttrValue, ListValue, NodeDef};
 
     pub fn node(name: &str, op: &str, device: &str, input: &[&str]) -> NodeDef {
         let input = input.iter().map(|name| name.to_string()).collect();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::graph_def::{AttrValue, GraphDef, NodeDef, Shape, is_ref_variable};
+use crate::graph_def::{AttrValue, GraphDef, NodeDef, Shape, is_ref_variable};
 
 /// What output `output` of node `src` carries to input `place` of node `dst`.
 pub fn bytes(
