@@ -119,6 +119,35 @@ def resume(number):
         raise
 
 
+def execute_and_read(built, program, targets, container, fuse, timeout, reads):
+    """Runs a program and leaves its sessions open. Returns each of `reads`, outputs of the first session's graph; None if steps may still run."""
+    it = under_way["it"] = Execution(built, program, targets, container, fuse, timeout)
+    it.open()
+    close, it.close = it.close, lambda: None
+    done = it.go(0)
+    it.close = close
+    if any(run[0] == "error" and run[2] in (1, 4) for run in done):
+        it.close()
+        return None
+    return [read(it, one) for one in reads]
+
+
+def read(it, output):
+    session, (tensors, *_) = it.sessions[0]
+    try:
+        return "ok", digest(session.run(tensors[output], options=tf.compat.v1.RunOptions(timeout_in_ms=60000)))
+    except tf.errors.OpError as error:
+        return "error", type(error).__name__, error.message[:2000]
+
+
+def read_and_close(reads):
+    it = under_way.pop("it")
+    try:
+        return [read(it, one) for one in reads]
+    finally:
+        it.close()
+
+
 def together(sessions, program, run, number, timeout):
     """Returns the values of all steps of all lanes, or the first error of the first lane that failed."""
     plain = {key: value for key, value in run.items() if key not in ("mode", "steps")}

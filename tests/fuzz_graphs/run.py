@@ -77,8 +77,8 @@ def label(program):
 class Clusters:
     """Clusters that are reused until they fail. Each has two lanes, worker 0 and worker 1, that run programs concurrently."""
 
-    def __init__(self, runner):
-        self.runner, self.made, self.serial, self.dropped = runner, {}, 0, 0
+    def __init__(self, runner, environment=()):
+        self.runner, self.environment, self.made, self.serial, self.dropped = runner, dict(environment), {}, 0, 0
 
     def get(self, name):
         key, protocol, _ = parts(name)
@@ -93,7 +93,7 @@ class Clusters:
 
         # Enough threads that kernels that block, such as those of staging areas, do not starve others.
         config = ConfigProto(inter_op_parallelism_threads=5 if key == AGAIN else 12, intra_op_parallelism_threads=1 if key == AGAIN else 2).SerializeToString()
-        environment = {**EAGER, **(IN_PARTS if key.endswith(SPLIT) else {}), "TF_CPP_MIN_LOG_LEVEL": "1"}
+        environment = {**EAGER, **(IN_PARTS if key.endswith(SPLIT) else {}), "TF_CPP_MIN_LOG_LEVEL": "1", **self.environment}
         made = harness.Cluster(self.runner, protocol, SHAPE, environment=environment, start=False, config=config)
         tasks = [self.begin_server(made, key, job, index) for job, count in SHAPE.items() for index in range(count)]
         self.servers_started(key, tasks)

@@ -13,6 +13,7 @@ sys.path.insert(0, str(HERE))
 
 import compare  # noqa: E402
 import features  # noqa: E402
+import kept  # noqa: E402
 import program as programs  # noqa: E402
 import run as fuzz  # noqa: E402
 import shrink  # noqa: E402
@@ -23,6 +24,7 @@ generated = functools.lru_cache(maxsize=None)(generate)
 PROTOCOLS = ("grpc++", "grpc+++fuse", "star_server", "star_server+fuse", "star_server_lite+parts")
 # Small programs that together have all features: the test fails if the generator no longer makes them so.
 SEEDS = (1002, 1015, 1030, 1082, 1195, 1199, 1247, 1300, 1352)
+KEPT = (1, 3, 6, 15, 16, 33)
 FUNCTIONS = (25328, 36322, 58876)
 
 
@@ -57,6 +59,19 @@ def test_seeds(fuzzer):
     failures = [(made, found) for made, results, found in failures if fuzzer.settled(made, results)]
     assert not failures, "\n".join(f"seed {made['seed']}: {name}: {text}" for made, found in failures for name, text in found.items())
     assert fuzzer.count["sound"] + fuzzer.count["order left open"] >= 0.9 * fuzzer.count["programs"] > 0, dict(fuzzer.count)
+
+
+def test_what_a_state_keeps(fuzzer, tmp_path):
+    """Both servers are killed after each program: every variable must be what it was."""
+    keeper = kept.Fuzzer(fuzzer.clusters.runner, tmp_path, 20.0)
+    try:
+        for seed in KEPT:
+            made = generate(seed)
+            assert kept.usable(made)
+            assert keeper.try_one("star_server+parts", made) == []
+    finally:
+        keeper.clusters.close()
+    assert keeper.count["programs"] == len(KEPT)
 
 
 # Functions hang over stock gRPC now and then.

@@ -139,6 +139,22 @@ def reset_and_restore(prefix):
     return variables()
 
 
+def apply_changes(full, changes):
+    """Returns the variables of an export and what another one says has changed since, and the session's."""
+    sess, *_, all_variables = state["job"]
+    full, changes = tf.train.load_checkpoint(full), tf.train.load_checkpoint(changes)
+    made, parts = {variable.op.name: full.get_tensor(variable.op.name) for variable in all_variables}, 0
+    for name in changes.get_variable_to_shape_map():
+        if name.endswith("/changed_values"):
+            name, parts = name.removesuffix("/changed_values"), parts + 1
+            made[name][changes.get_tensor(f"{name}/changed_rows")] = changes.get_tensor(f"{name}/changed_values")
+        elif not name.endswith("/changed_rows"):
+            made[name] = changes.get_tensor(name)
+    assert parts > 5
+    real = dict(zip(made, sess.run(all_variables)))
+    return [{name: digest(value) for name, value in values.items()} for values in (made, real)]
+
+
 def read_checkpoint(prefix):
     """Reads all tensors, whose checksums TensorFlow checks. Returns the global step."""
     reader = tf.train.load_checkpoint(prefix)
@@ -295,7 +311,7 @@ def test_no_update_is_there_twice_and_at_most_the_last_second_is_missing(compare
         assert longest < max(restarts) + 5
 
 
-@pytest.mark.parametrize("use_resource", [False, True])
+@pytest.mark.parametrize("use_resource", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_a_synchronous_state_lacks_nothing(compared, tmp_path, use_resource):
     """Both servers are killed in turn while a session trains: every update is there exactly once."""
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path, "sync")) as cluster:
@@ -392,8 +408,8 @@ def test_a_session_that_begins_anew_finds_the_variables(compared, tmp_path):
         assert worker.call(variables) == expected
 
 
-def export(folder, prefix):
-    subprocess.run([STARCTL, "state", "export", "--to", str(prefix), *sorted(map(str, folder.glob("ps-*")))], check=True, timeout=60)
+def export(folder, prefix, *options):
+    subprocess.run([STARCTL, "state", "export", "--to", prefix, *options, *sorted(folder.glob("ps-*"))], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("use_resource", [False, pytest.param(True, marks=pytest.mark.deep)])
@@ -408,6 +424,10 @@ def test_the_state_is_exported_as_a_checkpoint(compared, tmp_path, use_resource)
         time.sleep(FLUSHED)
         export(folder, prefix)
         worker.call(train, 4, 2)
+        time.sleep(FLUSHED)
+        export(folder, tmp_path / "changes", "--since", prefix)
+        made, real = worker.call(apply_changes, str(prefix), str(tmp_path / "changes"))
+        assert made == real
         assert worker.call(reset_and_restore, str(prefix)) == expected
         worker.begin(train, 6, 150)
         steps = []

@@ -21,6 +21,7 @@ def jobs(s):
         quick.Job("address", "scripts/sanitize address", needs=("tools",), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("undefined", "scripts/sanitize shim", needs=("plugin", "core"), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("fuzz-graphs", fuzz, needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
+        quick.Job("fuzz-kept", f"{s.library} && {s.python} tests/fuzz_graphs/kept.py --seed $RANDOM --seconds 300", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
         quick.Job("fuzz-functions", f"{fuzz} --only functions", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
         quick.Job("histories", histories, needs=("plugin", "packages"), cores=1, memory=6, limit=1800, expected=330),
         quick.Job("simulate", f"STARWIRE_SIM_SEEDS=1000 {s.cargo} test --test sim every_seed && {s.make} simulate SECONDS=120", needs=("core",), limit=1800, expected=350),

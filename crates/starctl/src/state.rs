@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message;
-use starwire_state::Snapshot;
+use starwire_state::{Changes, Snapshot};
 
 use self::bundle::{Index, Tensor};
 use crate::failure::Failure;
@@ -29,11 +29,18 @@ pub enum Command {
     #[command(after_help = "\
 Each server's variables are those of its last flush; training goes on meanwhile.
 
-  starctl state export --to /models/ctr/now /var/lib/starwire/ps-*")]
+  starctl state export --to /models/ctr/full /var/lib/starwire/ps-*
+  starctl state export --to /models/ctr/more --since /models/ctr/full /var/lib/starwire/ps-*
+
+With --since: of a variable with some changed rows NAME/changed_rows, their numbers, and
+NAME/changed_values; one of which all rows have changed as a whole.")]
     Export {
-        /// Writes PREFIX.index and PREFIX.data-00000-of-00001
+        /// Writes PREFIX.index, PREFIX.data-00000-of-00001 and PREFIX.flushes
         #[arg(long, value_name = "PREFIX")]
         to: PathBuf,
+        /// Only what has changed since this export
+        #[arg(long, value_name = "PREFIX")]
+        since: Option<PathBuf>,
         /// Of servers: ps-0 and so on in STARWIRE_STATE
         #[arg(required = true, value_name = "FOLDER")]
         folders: Vec<PathBuf>,
@@ -46,13 +53,14 @@ struct Variable {
     name: String,
     dtype: i32,
     dims: Vec<u64>,
+    rows: u64,
     bytes: u64,
 }
 
 pub fn run(command: &Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Show { folders } => folders.iter().try_for_each(|folder| show(folder))?,
-        Command::Export { to, folders } => export(to, folders)?,
+        Command::Export { to, since, folders } => export(to, since.as_deref(), folders)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -63,7 +71,7 @@ fn variables(folder: &Path, snapshot: &Snapshot) -> Result<Vec<Variable>, Failur
         let node = NodeDef::decode(&definition.bytes[..]).map_err(|_| Failure::Failed(unreadable()))?;
         let dtype = node.attr.get("dtype").map_or(0, |attribute| attribute.dtype);
         let bytes = definition.size().unwrap_or_default();
-        Ok(Variable { id, name: node.name, dtype, dims: definition.dims.clone(), bytes })
+        Ok(Variable { id, name: node.name, dtype, dims: definition.dims.clone(), rows: definition.rows, bytes })
     };
     let mut variables = snapshot.variables().map(read).collect::<Result<Vec<_>, Failure>>()?;
     variables.sort_by(|a, b| a.name.cmp(&b.name));
@@ -88,56 +96,173 @@ fn show(folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn export(to: &Path, folders: &[PathBuf]) -> Result<(), Failure> {
-    let with = |ending: &str| {
-        let mut path = to.as_os_str().to_owned();
-        path.push(ending);
-        PathBuf::from(path)
-    };
-    let (data, index) = (with(".data-00000-of-00001"), with(".index"));
-    let (new_data, new_index) = (with(".data.new"), with(".index.new"));
-    let failed = |path: &Path, error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-    let mut options = OpenOptions::new();
-    let options = options.read(true).write(true).create(true).truncate(true);
-    let file = options.open(&new_data).map_err(|error| failed(&new_data, error))?;
-    let (mut tensors, mut of): (BTreeMap<String, Tensor>, BTreeMap<String, &Path>) = Default::default();
-    let mut end = 0;
+/// A checkpoint that is being written.
+struct Checkpoint {
+    to: PathBuf,
+    path: PathBuf,
+    file: File,
+    end: u64,
+    tensors: BTreeMap<String, Tensor>,
+    /// The folder that has a variable.
+    of: BTreeMap<String, PathBuf>,
+    /// By task: its last flush, and the incarnations of its devices, which tell its state from one that began anew.
+    flushes: BTreeMap<String, Flush>,
+}
+
+type Flush = (u64, Vec<u64>);
+
+fn failed(path: &Path, error: impl std::fmt::Display) -> Failure {
+    Failure::Failed(format!("{}: {error}", path.display()))
+}
+
+/// The files of a checkpoint have its prefix.
+fn with(prefix: &Path, ending: &str) -> PathBuf {
+    let mut path = prefix.as_os_str().to_owned();
+    path.push(ending);
+    path.into()
+}
+
+fn export(to: &Path, since: Option<&Path>, folders: &[PathBuf]) -> Result<(), Failure> {
+    let earlier = since.map(read_flushes).transpose()?;
+    let mut checkpoint = Checkpoint::create(to)?;
     for folder in folders {
         let snapshot = Snapshot::open(folder)?;
         let variables = variables(folder, &snapshot)?;
-        let (mut places, start) = (BTreeMap::new(), end);
-        for variable in &variables {
-            places.insert(variable.id, end);
-            end += variable.bytes;
-        }
-        file.set_len(end).map_err(|error| failed(&new_data, error))?;
-        snapshot.copy(&places, &file, &new_data)?;
-        println!("{}", summary(&snapshot, &variables));
-        let mut offset = start;
-        for Variable { name, dtype, dims, bytes, .. } in variables {
-            if let Some(other) = of.insert(name.clone(), folder) {
-                let folders = [other, folder].map(|folder| folder.display().to_string()).join(" and ");
+        for Variable { name, .. } in &variables {
+            if let Some(other) = checkpoint.of.insert(name.clone(), folder.clone()) {
+                let folders = [&other, folder].map(|folder| folder.display().to_string()).join(" and ");
                 return Err(Failure::Failed(format!("{folders} both have a variable {name}")));
             }
-            let crc32c = checksum(&file, offset, bytes).map_err(|error| failed(&new_data, error))?;
-            tensors.insert(name, Tensor { dtype, dims, offset, size: bytes, crc32c });
-            offset += bytes;
         }
+        match &earlier {
+            None => checkpoint.add(&snapshot, &variables)?,
+            Some(flushes) => {
+                let task = snapshot.task();
+                let of_this = flushes.get(task).filter(|(_, incarnations)| incarnations == snapshot.incarnations());
+                let changes =
+                    of_this.map(|(flush, _)| Ok::<_, Failure>((*flush, snapshot.changes(*flush)?))).transpose()?;
+                let Some((flush, Some(changes))) = changes else {
+                    let why = "the state does not say what has changed since: export everything";
+                    return Err(Failure::Failed(format!("{}: {task}: {why}", folder.display())));
+                };
+                checkpoint.add_changes(&snapshot, &variables, flush, &changes)?;
+            }
+        }
+        println!("{}", summary(&snapshot, &variables));
+        let flush = (snapshot.last_flush().0, snapshot.incarnations().to_vec());
+        checkpoint.flushes.insert(snapshot.task().into(), flush);
     }
-    let mut table = Index::default();
-    tensors.iter().for_each(|(name, tensor)| {
-        table.add(name, tensor);
-    });
-    for (name, parts) in partitioned(&tensors) {
-        table.add_parts(&name, &parts);
+    checkpoint.finish(earlier.is_none())
+}
+
+fn read_flushes(prefix: &Path) -> Result<BTreeMap<String, Flush>, Failure> {
+    let path = with(prefix, ".flushes");
+    let content = fs::read_to_string(&path).map_err(|error| failed(&path, error))?;
+    let read = || {
+        let json: serde_json::Value = serde_json::from_str(&content).ok()?;
+        let numbers =
+            |list: &serde_json::Value| list.as_array()?.iter().map(serde_json::Value::as_u64).collect::<Option<_>>();
+        let flush = |one: &serde_json::Value| Some((one["flush"].as_u64()?, numbers(&one["incarnations"])?));
+        let flushes = json.as_object()?.iter().map(|(task, one)| Some((task.clone(), flush(one)?)));
+        flushes.collect::<Option<_>>()
+    };
+    read().ok_or_else(|| failed(&path, "it is not what starctl writes"))
+}
+
+impl Checkpoint {
+    fn create(to: &Path) -> Result<Self, Failure> {
+        let path = with(to, ".data.new");
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(true);
+        let file = options.open(&path).map_err(|error| failed(&path, error))?;
+        let (tensors, of, flushes) = Default::default();
+        Ok(Self { to: to.into(), path, file, end: 0, tensors, of, flushes })
     }
-    file.sync_all().map_err(|error| failed(&new_data, error))?;
-    fs::write(&new_index, table.table()).map_err(|error| failed(&new_index, error))?;
-    // Whoever sees the index finds the data.
-    fs::rename(&new_data, &data).map_err(|error| failed(&data, error))?;
-    fs::rename(&new_index, &index).map_err(|error| failed(&index, error))?;
-    println!("{}: {} variables, {end} bytes", to.display(), tensors.len());
-    Ok(())
+
+    /// Makes room. Returns where it is.
+    fn reserve(&mut self, bytes: u64) -> Result<u64, Failure> {
+        let start = self.end;
+        self.end += bytes;
+        self.file.set_len(self.end).map_err(|error| failed(&self.path, error))?;
+        Ok(start)
+    }
+
+    /// A tensor that is in the file.
+    fn name(&mut self, name: String, dtype: i32, dims: Vec<u64>, offset: u64, size: u64) -> Result<(), Failure> {
+        let crc32c = checksum(&self.file, offset, size).map_err(|error| failed(&self.path, error))?;
+        self.tensors.insert(name, Tensor { dtype, dims, offset, size, crc32c });
+        Ok(())
+    }
+
+    fn add(&mut self, snapshot: &Snapshot, variables: &[Variable]) -> Result<(), Failure> {
+        let mut places = BTreeMap::new();
+        for variable in variables {
+            places.insert(variable.id, self.reserve(variable.bytes)?);
+        }
+        snapshot.copy(&places, &self.file, &self.path)?;
+        for Variable { id, name, dtype, dims, bytes, .. } in variables {
+            self.name(name.clone(), *dtype, dims.clone(), places[id], *bytes)?;
+        }
+        Ok(())
+    }
+
+    /// The rows that have changed, and their numbers; a variable of which all have is there as a whole.
+    fn add_changes(
+        &mut self,
+        snapshot: &Snapshot,
+        variables: &[Variable],
+        since: u64,
+        changes: &Changes,
+    ) -> Result<(), Failure> {
+        const DT_INT64: i32 = 9;
+        let (mut places, mut changed) = (BTreeMap::new(), Vec::new());
+        for variable in variables {
+            let Some(rows) = changes.rows(variable.id) else { continue };
+            let (all, count) = (variable.rows, rows.len() as u64);
+            let bytes = variable.bytes.checked_div(all).unwrap_or_default() * count;
+            places.insert(variable.id, self.reserve(bytes)?);
+            changed.push((variable, rows, bytes));
+        }
+        snapshot.copy_changes(since, changes, &places, &self.file, &self.path)?;
+        for (Variable { id, name, dtype, dims, rows: all, .. }, rows, bytes) in changed {
+            let (count, place) = (rows.len() as u64, places[id]);
+            if count == *all {
+                self.name(name.clone(), *dtype, dims.clone(), place, bytes)?;
+                continue;
+            }
+            let numbers: Vec<u8> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
+            let at = self.reserve(numbers.len() as u64)?;
+            self.file.write_all_at(&numbers, at).map_err(|error| failed(&self.path, error))?;
+            self.name(format!("{name}/changed_rows"), DT_INT64, vec![count], at, numbers.len() as u64)?;
+            let dims = [&[count], dims.get(1..).unwrap_or_default()].concat();
+            self.name(format!("{name}/changed_values"), *dtype, dims, place, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn finish(self, is_whole: bool) -> Result<(), Failure> {
+        let mut table = Index::default();
+        self.tensors.iter().for_each(|(name, tensor)| table.add(name, tensor));
+        if is_whole {
+            partitioned(&self.tensors).iter().for_each(|(name, parts)| table.add_parts(name, parts));
+        }
+        self.file.sync_all().map_err(|error| failed(&self.path, error))?;
+        let flush = |(flush, incarnations): &Flush| serde_json::json!({"flush": flush, "incarnations": incarnations});
+        let flushes = self.flushes.iter().map(|(task, one)| (task.clone(), flush(one)));
+        let flushes = serde_json::Value::Object(flushes.collect()).to_string();
+        let (new_index, new_flushes) = (with(&self.to, ".index.new"), with(&self.to, ".flushes.new"));
+        fs::write(&new_index, table.table()).map_err(|error| failed(&new_index, error))?;
+        fs::write(&new_flushes, flushes).map_err(|error| failed(&new_flushes, error))?;
+        // Whoever sees the index finds the data.
+        let data = with(&self.to, ".data-00000-of-00001");
+        for (from, to) in
+            [(&self.path, data), (&new_flushes, with(&self.to, ".flushes")), (&new_index, with(&self.to, ".index"))]
+        {
+            fs::rename(from, &to).map_err(|error| failed(&to, error))?;
+        }
+        println!("{}: {} tensors, {} bytes", self.to.display(), self.tensors.len(), self.end);
+        Ok(())
+    }
 }
 
 fn checksum(file: &File, mut at: u64, bytes: u64) -> std::io::Result<u32> {

@@ -25,5 +25,5 @@ mod store;
 
 pub use error::StateError;
 pub use record::Definition;
-pub use snapshot::Snapshot;
+pub use snapshot::{Changes, Snapshot};
 pub use store::{Committed, Flush, Store};

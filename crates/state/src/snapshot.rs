@@ -19,6 +19,7 @@ const CHUNK: u64 = 1 << 20;
 pub struct Snapshot {
     folder: PathBuf,
     task: String,
+    incarnations: Vec<u64>,
     /// With whether the journal began with it, so that its file has rows which the journal lacks.
     variables: BTreeMap<u32, (Definition, bool)>,
     flush: u64,
@@ -26,7 +27,24 @@ pub struct Snapshot {
     path: PathBuf,
     journal: File,
     end: u64,
+    /// Of the last flush before the journal.
+    first_flush: u64,
     _shared: File,
+}
+
+/// Rows of variables that have changed, a bit for each.
+pub struct Changes(BTreeMap<u32, Vec<u64>>);
+
+impl Changes {
+    /// The rows of a variable in their order. None: none has changed.
+    pub fn rows(&self, id: u32) -> Option<Vec<u64>> {
+        let words = self.0.get(&id)?.iter().zip((0..).step_by(64));
+        Some(
+            words
+                .flat_map(|(word, at)| (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| at + bit))
+                .collect(),
+        )
+    }
 }
 
 impl Snapshot {
@@ -48,27 +66,49 @@ impl Snapshot {
         let journal = File::open(&path).map_err(at(&path, "open"))?;
         let length = journal.metadata().map_err(at(&path, "examine"))?.len();
         let (start, end) = commits(&journal, &path, length)?.ok_or_else(nothing)?;
-        let (mut task, mut variables, mut flush, mut time) = (String::new(), BTreeMap::new(), 0, 0);
+        let (mut task, mut incarnations, mut variables) = (String::new(), Vec::new(), BTreeMap::new());
+        let (mut flush, mut time, mut first_flush) = (0, 0, None);
         each(&journal, &path, 0, end, |(position, _), record| {
             match record {
-                Record::Header { task: found, .. } => task = found.into(),
+                Record::Header { task: found, incarnations: numbers } => (task, incarnations) = (found.into(), numbers),
                 Record::Variable { id, definition } => {
                     variables.insert(id, (definition, position < start));
                 }
                 Record::Gone { id } => {
                     variables.remove(&id);
                 }
-                Record::Commit { flush: number, time: then } => (flush, time) = (number, then),
+                Record::Commit { flush: number, time: then } => {
+                    first_flush.get_or_insert(number);
+                    (flush, time) = (number, then);
+                }
                 Record::Rows { .. } | Record::Calls(_) => {}
             }
             Ok(())
         })?;
-        Ok(Self { folder: folder.into(), task, variables, flush, time, path, journal, end, _shared: shared })
+        let (folder, first_flush) = (folder.into(), first_flush.unwrap_or_default());
+        Ok(Self {
+            folder,
+            task,
+            incarnations,
+            variables,
+            flush,
+            time,
+            path,
+            journal,
+            end,
+            first_flush,
+            _shared: shared,
+        })
     }
 
     /// The task, and its cluster if that has a name.
     pub fn task(&self) -> &str {
         &self.task
+    }
+
+    /// Of the task's devices. A state that began anew has others.
+    pub fn incarnations(&self) -> &[u64] {
+        &self.incarnations
     }
 
     pub fn variables(&self) -> impl Iterator<Item = (u32, &Definition)> {
@@ -100,9 +140,72 @@ impl Snapshot {
             }
         }
         // The last value of each row counts.
+        self.each_run(0, |id, first, _, definition, content| match places.get(&id) {
+            Some(place) => write(content, place + first * definition.row_bytes),
+            None => Ok(()),
+        })
+    }
+
+    /// What has changed after this flush. None: the journal does not say, because it is younger.
+    pub fn changes(&self, since: u64) -> Result<Option<Changes>, StateError> {
+        if !(self.first_flush..=self.flush).contains(&since) {
+            return Ok(None);
+        }
+        let mut rows: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        self.each_run(since, |id, first, count, definition, _| {
+            let words = record::size(definition.rows.div_ceil(64), 1);
+            let found = rows.entry(id).or_insert_with(|| vec![0; words]);
+            (first..first + count).for_each(|row| found[record::size(row / 64, 1)] |= 1 << (row % 64));
+            Ok(())
+        })?;
+        Ok(Some(Changes(rows)))
+    }
+
+    /// Writes the rows that have changed after this flush one after the other, from the places of their variables on.
+    pub fn copy_changes(
+        &self,
+        since: u64,
+        changes: &Changes,
+        places: &BTreeMap<u32, u64>,
+        out: &File,
+        out_path: &Path,
+    ) -> Result<(), StateError> {
+        // How many changed rows are before each word of bits.
+        let ranks = |words: &Vec<u64>| {
+            let sums =
+                words.iter().scan(0, |sum, word| Some(std::mem::replace(sum, *sum + u64::from(word.count_ones()))));
+            sums.collect::<Vec<u64>>()
+        };
+        let ranks: BTreeMap<u32, Vec<u64>> = changes.0.iter().map(|(id, words)| (*id, ranks(words))).collect();
+        self.each_run(since, |id, first, _, definition, content| {
+            let (Some(place), Some(words), Some(ranks)) = (places.get(&id), changes.0.get(&id), ranks.get(&id)) else {
+                return Ok(());
+            };
+            let (word, bit) = (record::size(first / 64, 1), first % 64);
+            // All rows of a run have changed: they follow each other.
+            let rank = ranks[word] + u64::from((words[word] & ((1 << bit) - 1)).count_ones());
+            out.write_all_at(content, place + rank * definition.row_bytes).map_err(at(out_path, "write"))
+        })
+    }
+
+    /// Calls `visit` with each run of rows that was written after this flush: the variable, the first row, the number
+    /// of rows, and their content.
+    fn each_run(
+        &self,
+        since: u64,
+        mut visit: impl FnMut(u32, u64, u64, &Definition, &[u8]) -> Result<(), StateError>,
+    ) -> Result<(), StateError> {
+        let mut flush = 0;
         each(&self.journal, &self.path, 0, self.end, |(position, _), record| {
-            let Record::Rows { id, runs, content } = record else { return Ok(()) };
-            let Some((place, (definition, _))) = places.get(&id).zip(self.variables.get(&id)) else { return Ok(()) };
+            let (id, runs, content) = match record {
+                Record::Rows { id, runs, content } if flush >= since => (id, runs, content),
+                Record::Commit { flush: number, .. } => {
+                    flush = number;
+                    return Ok(());
+                }
+                _ => return Ok(()),
+            };
+            let Some((definition, _)) = self.variables.get(&id) else { return Ok(()) };
             let why = || "it has rows that the variable does not have".into();
             let wrong = || StateError::Damaged { path: self.path.clone(), at: position, why: why() };
             let mut from = 0;
@@ -111,7 +214,7 @@ impl Snapshot {
                 let part = record::part(from, count, definition.row_bytes, content).filter(|_| is_inside);
                 let part = part.ok_or_else(wrong)?;
                 from += part.len() as u64;
-                write(&content[part], place + first * definition.row_bytes)?;
+                visit(id, first, count, definition, &content[part])?;
             }
             Ok(())
         })?;

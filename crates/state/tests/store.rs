@@ -88,6 +88,39 @@ fn assert_reads(folder: &Folder, snapshot: &Snapshot, model: &Model) {
     assert_eq!((snapshot.last_flush().0, snapshot.task()), (model.flush, TASK));
 }
 
+/// Checks that an older model and what has changed since make the newer one. Returns whether the journal says it.
+fn assert_changes(folder: &Folder, snapshot: &Snapshot, older: &Model, newer: &Model) -> bool {
+    let Some(changes) = snapshot.changes(older.flush).unwrap() else { return false };
+    let (mut places, mut end) = (BTreeMap::new(), 7);
+    for (id, definition) in snapshot.variables() {
+        places.insert(id, end);
+        end += changes.rows(id).map_or(0, |rows| rows.len() as u64) * definition.row_bytes;
+    }
+    let path = folder.0.with_extension("changes");
+    let out = fs::File::create(&path).unwrap();
+    out.set_len(end).unwrap();
+    snapshot.copy_changes(older.flush, &changes, &places, &out, &path).unwrap();
+    let copy = fs::read(&path).unwrap();
+    assert_eq!(copy.len() as u64, end);
+    fs::remove_file(&path).unwrap();
+    let mut made = BTreeMap::new();
+    for (id, (definition, content)) in &newer.variables {
+        let size = |rows: u64| usize::try_from(rows * definition.row_bytes).unwrap();
+        let (mut all, rows) = match older.variables.get(id) {
+            Some((_, old)) => (old.clone(), changes.rows(*id).unwrap_or_default()),
+            None => (vec![0; content.len()], (0..definition.rows).collect()),
+        };
+        let mut at = usize::try_from(places[id]).unwrap();
+        for row in rows {
+            all[size(row)..size(row + 1)].copy_from_slice(&copy[at..][..size(1)]);
+            at += size(1);
+        }
+        made.insert(*id, (definition.clone(), all));
+    }
+    assert_eq!(made, newer.variables);
+    true
+}
+
 #[derive(Clone, Debug)]
 enum Change {
     New { rows: u64, row_bytes: u64, content: u8 },
@@ -174,7 +207,7 @@ proptest! {
         limit in 0..2000u64,
     ) {
         let folder = Folder::new();
-        let mut model = Model::default();
+        let (mut model, mut older) = (Model::default(), Model::default());
         let mut store = folder.open().unwrap();
         store.limit_journal(limit);
         // As they were when the journal began: whatever was written to them since may be lost with the power.
@@ -182,6 +215,10 @@ proptest! {
         for (changes, end, calls, reads) in flushes {
             let mut next = model.clone();
             let reader = reads.then(|| (Snapshot::open(&folder.0).unwrap(), model.clone()));
+            if let Some((snapshot, model)) = &reader {
+                assert_changes(&folder, snapshot, &older, model);
+                older = model.clone();
+            }
             let mut flush = store.begin().unwrap();
             if folder.journal() != journal {
                 (journal, safe) = (folder.journal(), files_of(&folder));
@@ -245,8 +282,16 @@ fn the_files_of_variables_do_not_change_while_somebody_reads_them() {
     }
     assert_reads(&folder, &snapshot, &before);
     drop(snapshot);
-    write(&mut store, &[Change::Gone { variable: 0 }]);
+    let after = write(&mut store, &[Change::New { rows: 3, row_bytes: 8, content: 1 }]);
     assert_ne!(folder.journal(), second);
+    let snapshot = Snapshot::open(&folder.0).unwrap();
+    assert!(!assert_changes(&folder, &snapshot, &before, &after), "the journal is younger");
+    drop(snapshot);
+    store.limit_journal(1 << 20);
+    let newer = write(&mut store, &[Change::Rows { variable: 1, first: 1, count: 1, content: 9 }]);
+    let snapshot = Snapshot::open(&folder.0).unwrap();
+    assert!(assert_changes(&folder, &snapshot, &after, &newer));
+    assert!(snapshot.changes(newer.flush + 1).unwrap().is_none(), "of another state");
 }
 
 /// Where the last commit of a journal ends: a copy of it is opened, which cuts off the rest.

@@ -76,14 +76,13 @@ pub struct Index {
 }
 
 impl Index {
-    /// False: there is one with this name.
-    pub fn add(&mut self, name: &str, tensor: &Tensor) -> bool {
-        self.entries.insert(name.into(), entry(tensor)).is_none()
+    pub fn add(&mut self, name: &str, tensor: &Tensor) {
+        self.entries.insert(name.into(), entry(tensor));
     }
 
-    /// A tensor whose parts follow each other in the first dimension. False: there is one with this name.
-    pub fn add_parts(&mut self, name: &str, parts: &[Tensor]) -> bool {
-        let Some(first) = parts.first() else { return true };
+    /// A tensor whose parts follow each other in the first dimension.
+    pub fn add_parts(&mut self, name: &str, parts: &[Tensor]) {
+        let Some(first) = parts.first() else { return };
         let (mut rows, mut slices) = (0, Vec::new());
         for part in parts {
             let starts = part.dims.iter().enumerate().map(|(at, size)| (if at == 0 { rows } else { 0 }, number(*size)));
@@ -97,7 +96,7 @@ impl Index {
         let mut shape = shape(&first.dims);
         shape.dim[0].size = rows;
         let whole = Entry { dtype: first.dtype, shape: Some(shape), slices, ..Entry::default() };
-        self.entries.insert(name.into(), whole).is_none()
+        self.entries.insert(name.into(), whole);
     }
 
     /// The content of the file.
