@@ -179,6 +179,15 @@ bazel: $(if $(filter 1.%,$(INSTALLED)),build,tools venv) #- Build the plug-in wi
 sanitize: #- Run the tests under sanitizers (ONLY="address thread shim": only these)
 	@VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" scripts/sanitize $(ONLY)
 
+MUTANTS := target/tools/bin/cargo-mutants
+$(MUTANTS):
+	@echo "starwire: installing cargo-mutants (some minutes)"
+	@$(CARGO) install --quiet --locked --root target/tools cargo-mutants@27.1.0
+
+.PHONY: mutants
+mutants: tools $(MUTANTS) #- Change the core in one place at a time, and see whether its tests notice (many hours; ARGS="--package starwire-state --shard 0/12": a twelfth)
+	@PATH="$$PWD/target/tools/bin:$$PATH" $(CARGO) mutants --output target/mutants --sharding round-robin $(ARGS)
+
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
 fuzz: build #- Fuzz the protocol, the parsers and the tensor decoders, FUZZ_SECONDS=60 each
