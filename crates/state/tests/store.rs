@@ -294,6 +294,35 @@ fn the_files_of_variables_do_not_change_while_somebody_reads_them() {
     assert!(snapshot.changes(newer.flush + 1).unwrap().is_none(), "of another state");
 }
 
+#[test]
+fn a_server_that_starts_waits_for_readers() {
+    let folder = Folder::new();
+    drop(folder.open().unwrap());
+    let snapshot = Snapshot::open(&folder.0).unwrap();
+    let reader = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        drop(snapshot);
+    });
+    assert_eq!(state_of(&folder.open().unwrap()), Model::default());
+    reader.join().unwrap();
+}
+
+#[test]
+fn a_flush_without_changes_is_empty() {
+    let folder = Folder::new();
+    let mut store = folder.open().unwrap();
+    assert!(store.begin().unwrap().is_empty());
+    let mut flush = store.begin().unwrap();
+    let id = flush.variable(definition(2, 4));
+    assert!(!flush.is_empty());
+    flush.rows(id, 0, &[1; 8]);
+    flush.commit(b"").unwrap();
+    let mut flush = store.begin().unwrap();
+    assert!(flush.is_empty());
+    flush.rows(id, 1, &[2; 4]);
+    assert!(!flush.is_empty(), "rows that are still collected");
+}
+
 /// Where the last commit of a journal ends: a copy of it is opened, which cuts off the rest.
 fn committed(journal: &Path) -> u64 {
     let copy = Folder::new();
