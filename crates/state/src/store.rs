@@ -12,7 +12,7 @@ use crate::lock::{LOCK, exclude_readers, lock};
 use crate::record::{self, Definition, FULL, HEAD, LONGEST, Record, Unreadable};
 
 /// A journal may always grow to this length.
-const SHORT_JOURNAL: u64 = 64 << 20;
+const SHORT_JOURNAL: u64 = 256 << 20;
 
 /// A server that starts waits for so long until nobody reads its files.
 const READERS: Duration = Duration::from_secs(60);

@@ -143,6 +143,11 @@ impl<H: Host> Links<H> {
 
     // Requests and replies.
 
+    /// Whether it is not being closed.
+    pub fn is_open(&self, key: u64) -> bool {
+        self.conns.get(&key).is_some_and(|conn| conn.closing.is_none())
+    }
+
     /// Starts a request on an open connection.
     pub fn start(&mut self, key: u64, waiting: Waiting<Request<H::Op>>) {
         let now = self.dispatch.now;

@@ -23,7 +23,12 @@ impl<H: Host> Shard<H> {
             return self.links.end(waiting.request.into_op(), code::UNAVAILABLE, "starwire: the task has left");
         };
         match found.connection().filter(|_| self.stopping.is_none()) {
-            Some(conn) => self.links.start(conn, waiting),
+            Some(conn) if self.links.is_open(conn) => self.links.start(conn, waiting),
+            // Once it is closed, the channel hears of it. A request that is sent again until then needs another one.
+            Some(conn) => self.tell(channel, now, |channel| {
+                channel.goodbye(conn);
+                channel.submit(waiting, now);
+            }),
             None => self.tell(channel, now, |channel| channel.submit(waiting, now)),
         }
     }

@@ -62,8 +62,9 @@ struct Task {
     pauses_until: Instant,
 }
 
-/// A request may end so long after its deadline.
-const LATE: Duration = Duration::from_secs(1);
+/// A request may end so long after its deadline: the peer of its connection may have a second to take the reason why it
+/// ends.
+const LATE: Duration = Duration::from_secs(2);
 
 struct World {
     scenario: Scenario,
@@ -278,7 +279,9 @@ impl World {
                 shared.host.kernels.running.lock().unwrap().push(run);
                 continue;
             }
-            let bytes = if self.below(3) == 0 { self.below(40_000) as usize } else { 0 };
+            // A long reply that is lost cannot be sent again, and then the call fails.
+            let most = if all { 10_000 } else { 40_000 };
+            let bytes = if self.below(3) == 0 { self.below(most) as usize } else { 0 };
             let (ticket, outcome) = (run.ticket, run.outcome(bytes));
             let done = Command::Star(Box::new(StarCommand::Done { ticket, outcome }));
             shared.send(shard_of(ticket.conn), done);
@@ -497,7 +500,8 @@ impl Drop for Seed {
 #[test]
 fn requests_end_as_they_should() {
     let (mut all, mut all_saved) = (BTreeMap::<i32, u64>::new(), 0);
-    for seed in 1..=16 {
+    // The last one: calls that are sent again while their connection is being closed.
+    for seed in (1..=16).chain([1_883_145_922_150_449]) {
         let _seed = Seed(seed);
         let (ended, saved) = simulate(seed, 300);
         ended.into_iter().for_each(|(code, count)| *all.entry(code).or_default() += count);
@@ -509,11 +513,12 @@ fn requests_end_as_they_should() {
     assert!(all_saved > 0);
 }
 
-/// `make simulate`.
+/// `make simulate`; `STARWIRE_SIM_SEED=7 make simulate` begins with this seed.
 #[test]
 #[ignore = "has no end"]
 fn requests_end_as_they_should_with_any_seed() {
-    let first = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() << 20;
+    let given = std::env::var("STARWIRE_SIM_SEED").ok().map(|seed| seed.parse().unwrap());
+    let first = given.unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() << 20);
     for seed in first.. {
         let _seed = Seed(seed);
         simulate(seed, 300);

@@ -23,6 +23,7 @@ const CHALLENGE: u8 = 3;
 const REFUSE: u8 = 4;
 pub const CALL: u8 = 12;
 pub const REPLY: u8 = 13;
+pub const PING: u8 = 20;
 const DATA: u8 = 14;
 pub const CANCEL: u8 = 15;
 const LEND: u8 = 16;

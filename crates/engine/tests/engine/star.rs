@@ -15,7 +15,7 @@ use starwire_protocol::star::{
     UNKNOWN_PLAN, plan_hash,
 };
 
-use crate::admission::{self, CANCEL, REPLY, WELCOME, connect, heard, hello_of};
+use crate::admission::{self, CANCEL, PING, REPLY, WELCOME, connect, heard, hello_of};
 use crate::harness::kernels::INCARNATION;
 use crate::harness::{self, Channel, End, Options, Task, Waiter, eventually, payload};
 use crate::{PS, WORKER, count};
@@ -244,7 +244,13 @@ impl Wire {
 
     /// Returns the next reply: its code, and its metadata or message.
     fn reply(&mut self) -> (u16, String) {
-        let control = heard(&mut self.stream).unwrap();
+        let control = loop {
+            let control = heard(&mut self.stream).unwrap();
+            // After some seconds without a word.
+            if control[0] != PING {
+                break control;
+            }
+        };
         assert_eq!(control[0], REPLY);
         let code = u16::from_le_bytes(control[2..4].try_into().unwrap());
         let word = |at: usize| u32::from_le_bytes(control[at..at + 4].try_into().unwrap()) as usize;
