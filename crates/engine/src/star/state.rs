@@ -254,8 +254,9 @@ impl State {
         loop {
             let left = due.saturating_duration_since(Instant::now());
             let stops = self.stops.load(Ordering::Acquire);
+            // The process is exiting: whoever waits may be gone.
             if server.shared.frozen.load(Ordering::Acquire) {
-                return self.end();
+                return;
             }
             // After an error, those that wait must not make it a busy loop.
             let is_asked = !fails && self.is_sync() && !self.waiting().list.is_empty();
