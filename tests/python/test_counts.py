@@ -181,11 +181,18 @@ CASES = {
     "promised-star_server": ("star_server", {}, PROMISED),
     "promised-star_server_lite": ("star_server_lite", {}, PROMISED),
     "unlocked-star_server": ("star_server", {}, OURS),
-    "unlocked-star_server-pool": ("star_server", {"STARWIRE_STAR_INLINE_US": "0"}, OURS),
+    "unlocked-star_server-pool": ("star_server", {"STARWIRE_STAR_LIMITS": "inline_us=0"}, OURS),
     "unlocked-star_server_lite": ("star_server_lite", {}, OURS),
 }
 
 
+QUICK = ("promised-star_server_lite", "unlocked-star_server", "unlocked-star_server-pool")
+
+
+@pytest.mark.quick(
+    lambda of: of["case"] in QUICK,
+    reason="over grpc++, TensorFlow itself updates; both kinds of star calls have one executor, at a reactor or in the pool, and lite delays updates besides",
+)
 @pytest.mark.parametrize("case", CASES)
 def test_every_update_counts(runner, protocol, tmp_path, case):
     wanted, environment, kinds = CASES[case]

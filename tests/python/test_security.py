@@ -358,8 +358,8 @@ def test_large_tensors_are_not_copied(target):
 
 
 def test_tasks_of_one_host_copy_large_tensors_from_process_to_process(fresh_cluster):
-    """Both sides count it; with STARWIRE_LOANS=off the tensors go through the socket."""
-    for environment, lends in (({}, True), ({"STARWIRE_LOANS": "off"}, False)):
+    """Both sides count it; with STARWIRE_UNIX=socket the tensors go through the socket."""
+    for environment, lends in (({}, True), ({"STARWIRE_UNIX": "socket"}, False)):
         cluster = fresh_cluster(environment=environment)
         ps, worker = data_port(cluster["ps", 0]), data_port(cluster["worker", 0])
         assert worker_call(cluster, steps.run_steps, 3) == 3

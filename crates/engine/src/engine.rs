@@ -14,7 +14,7 @@ use crate::api::{Host, Level, Ticket};
 use crate::channel::{Channel, Channels};
 use crate::command::{Command, Meta, StarCommand};
 use crate::config::{
-    Config, DriverChoice, Env, HostPort, Identity, Ports, Running, Shortcut, TransportChoice, is_loopback,
+    Config, DriverChoice, Env, HostPort, Identity, Ports, Running, TransportChoice, UnixSockets, is_loopback,
 };
 use crate::control::{Behind, ControlService, HttpLimits};
 use crate::error::EngineError;
@@ -75,7 +75,7 @@ impl<H: Host> Engine<H> {
             );
             host.log(Level::Warning, &line);
         }
-        let local = (config.unix == Shortcut::Auto).then(|| listen_locally(bound));
+        let local = (config.unix != UnixSockets::Off).then(|| listen_locally(bound));
         if let Some(Err(error)) = &local {
             host.log(Level::Warning, &format!("starwire: tasks on this host will connect over TCP: {error}"));
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::api::Host;
 use crate::command::Command;
-use crate::config::{Config, DataAddress, Shortcut};
+use crate::config::{Config, DataAddress, UnixSockets};
 use crate::peers::Peer;
 use crate::shared::Shared;
 use starwire_net::reactor::topology::Topology;
@@ -72,7 +72,7 @@ impl Drop for Slot {
 /// The addresses to try: a task on this host has a unix socket as well.
 fn candidates(config: &Config, peer: &Peer, found: Vec<SocketAddr>) -> Vec<SocketAddress> {
     // A map has the last word on where peers are reached.
-    let takes_shortcut = config.unix == Shortcut::Auto && !matches!(peer.data, DataAddress::Mapped(_));
+    let takes_shortcut = config.unix != UnixSockets::Off && !matches!(peer.data, DataAddress::Mapped(_));
     let beside = found.iter().filter(|_| takes_shortcut).flat_map(|address| unix::possibly_beside(*address));
     let mut all: Vec<SocketAddress> = beside.collect();
     all.extend(found.into_iter().map(SocketAddress::from));

@@ -174,7 +174,7 @@ fn doctor_finds_what_is_wrong() {
     command.args(["doctor", "--cluster", "ps=localhost:1"]).env_clear().env("STARWIRE_UNIX", "perhaps");
     let output = command.current_dir(std::env::temp_dir()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let reason = "STARWIRE_UNIX=\"perhaps\" is invalid: it must be one of auto, off\n";
+    let reason = "STARWIRE_UNIX=\"perhaps\" is invalid: it must be one of auto, socket, off\n";
     assert!(out(&output).contains(reason), "{}", out(&output));
 }
 

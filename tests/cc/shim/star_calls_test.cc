@@ -50,7 +50,7 @@ namespace {
 
 // The other two are the start of the run and the release of the reply's memory.
 TEST_F(StarServiceTest, TheCheapestCallCrossesTheBorderFourTimes) {
-  Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
+  Restart({{"STARWIRE_STAR_LIMITS", "inline_us=1000000"}});
   Plan plan;
   plan.Arg(0, "x");
   plan.Arg(1, "y");

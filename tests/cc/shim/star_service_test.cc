@@ -21,7 +21,7 @@ TEST_F(StarServiceTest, SessionsShareVariablesAndPlans) {
 
 TEST_F(StarServiceTest, CheapPlansRunOnTheReactor) {
   // Must hold on a busy machine as well.
-  Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
+  Restart({{"STARWIRE_STAR_LIMITS", "inline_us=1000000"}});
   const std::string push = Push("v"), pull = Pull("v");
   for (int i = 0; i < 50; ++i) {
     ASSERT_TRUE(Do("one", push, {Floats({static_cast<float>(i)})}).status.ok());
@@ -31,7 +31,7 @@ TEST_F(StarServiceTest, CheapPlansRunOnTheReactor) {
 }
 
 TEST_F(StarServiceTest, LargerFeedsThanThoseOfShortRunsLeaveTheReactor) {
-  Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
+  Restart({{"STARWIRE_STAR_LIMITS", "inline_us=1000000"}});
   const std::string push = Push("v");
   for (int i = 0; i < 10; ++i) ASSERT_TRUE(Do("one", push, {Floats({1})}).status.ok());
   double inlined = ps_->Metric("calls_inline_total");
@@ -50,7 +50,7 @@ TEST_F(StarServiceTest, LargerFeedsThanThoseOfShortRunsLeaveTheReactor) {
 }
 
 TEST_F(StarServiceTest, AShapeThatIsFedIsNothingForAReactor) {
-  Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
+  Restart({{"STARWIRE_STAR_LIMITS", "inline_us=1000000"}});
   Plan plan;
   plan.Arg(0, "shape", tensorflow::DT_INT32);
   Tensor value(DT_FLOAT, TensorShape({}));
@@ -68,7 +68,7 @@ TEST_F(StarServiceTest, AShapeThatIsFedIsNothingForAReactor) {
 }
 
 TEST_F(StarServiceTest, NoFileIsReadOnAReactor) {
-  Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
+  Restart({{"STARWIRE_STAR_LIMITS", "inline_us=1000000"}});
   Plan plan;
   plan.Arg(0, "name", tensorflow::DT_STRING);
   plan.Add("read", "ReadFile", {"name"});
@@ -290,7 +290,7 @@ Tensor Names(std::vector<int64_t> values) {
 
 TEST_F(StarServiceTest, ACallNamesHandles) {
   FakeHandles handles;
-  Restart({{"STARWIRE_STAR_INLINE_US", "1000000"}});
+  Restart({{"STARWIRE_STAR_LIMITS", "inline_us=1000000"}});
   ps_->star->SetHandles(&handles);
   const std::string plan = SumOfHandles();
   for (int i = 0; i < 10; ++i) {

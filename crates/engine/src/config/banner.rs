@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::net::SocketAddr;
 
-use super::{Config, Shortcut};
+use super::{Config, UnixSockets};
 
 /// Facts that are known only once the server runs.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,6 @@ impl Config {
     /// settings, then the variables that are set.
     pub fn banner(&self, running: Running<'_>) -> String {
         let on = |yes| if yes { "on" } else { "off" };
-        let shortcut = |s| if s == Shortcut::Auto { "auto" } else { "off" };
         let mut line = format!(
             "starwire: {} on {} reactor{} ({}, poll={}, pin={}), data port {}, endpoint map {}, connection timeout {} ms, \
              keep-alive {}+{} ms, unix={}, secret={}, tls={}, control={}",
@@ -33,7 +32,11 @@ impl Config {
             self.connect_timeout.as_millis(),
             self.keepalive.interval.as_millis(),
             self.keepalive.timeout.as_millis(),
-            shortcut(self.unix),
+            match self.unix {
+                UnixSockets::Auto => "auto",
+                UnixSockets::Socket => "socket",
+                UnixSockets::Off => "off",
+            },
             on(self.secret.is_some()),
             on(self.tls.is_some()),
             match self.control {

@@ -119,10 +119,13 @@ pub enum GrpcAccess {
     Nobody,
 }
 
-/// A shortcut between tasks on one host: used where it works, or never.
+/// Whether tasks on one host use unix sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shortcut {
+pub enum UnixSockets {
+    /// And large payloads are copied once, from process to process, where the kernel allows it.
     Auto,
+    /// And all payloads go through them.
+    Socket,
     Off,
 }
 
@@ -170,10 +173,7 @@ pub struct Config {
     pub cluster_id: String,
     /// The tasks that may join. `None`: tasks that are not in the ClusterSpec may connect, but are never connected to.
     pub joinable: Option<Joinable>,
-    /// Unix sockets between tasks on one host.
-    pub unix: Shortcut,
-    /// Large payloads between tasks on one host are copied once, from process to process.
-    pub loans: Shortcut,
+    pub unix: UnixSockets,
     /// RDMA.
     pub verbs: VerbsConfig,
     pub ps_jobs: Vec<String>,

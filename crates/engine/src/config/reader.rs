@@ -111,9 +111,9 @@ mod tests {
 
     #[test]
     fn settings_have_the_value_in_force() {
-        let env = MapEnv::new("/").set("STARWIRE_VERBS_BUFFERS", "1M").set("STARWIRE_SECRET", "0123456789abcdef");
+        let env = MapEnv::new("/").set("STARWIRE_VERBS_ARENA", "1M").set("STARWIRE_SECRET", "0123456789abcdef");
         let reader = &mut Reader::new(&env, Protocol::StarServer);
-        reader.get(&variables::VERBS_BUFFERS).unwrap();
+        reader.get(&variables::VERBS_ARENA).unwrap();
         reader.get(&variables::SECRET).unwrap();
         reader.get(&variables::PS_CORES).unwrap();
         reader.get(&variables::REACTORS).unwrap();
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(
             settings.collect::<Vec<_>>(),
             [
-                ("STARWIRE_VERBS_BUFFERS", "1048576", false),
+                ("STARWIRE_VERBS_ARENA", "1048576", false),
                 ("STARWIRE_SECRET", "set", false),
                 ("NETWORK_PS_CORE_NUMBER", "8", true),
                 ("STARWIRE_REACTORS", "", true),
@@ -131,6 +131,8 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_secrets_are_known() {
+        let of_our_own = VARIABLES.iter().filter(|variable| variable.name().starts_with("STARWIRE_")).count();
+        assert!(of_our_own <= 40, "{of_our_own} variables of starwire's own: which one can go?");
         for (at, variable) in VARIABLES.iter().enumerate() {
             assert!(VARIABLES[..at].iter().all(|other| other.name() != variable.name()), "{}", variable.name());
             assert_eq!(variable.is_secret(), variable.name() == "STARWIRE_SECRET");

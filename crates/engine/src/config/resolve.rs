@@ -77,7 +77,6 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let tunnels = has_proof && ports == Ports::One;
     let cluster_id = reader.get(&variables::CLUSTER_ID)?.unwrap_or_default();
     let unix = reader.get(&variables::UNIX)?;
-    let loans = reader.get(&variables::LOANS)?;
     let verbs = verbs::read(reader)?;
     let allows_rdma = reader.get(&variables::TLS_ALLOW_RDMA)?;
     let tls = tls::for_server(tls, allows_rdma, ports, verbs.transport, &identity)?;
@@ -118,7 +117,6 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
         cluster_id,
         joinable,
         unix,
-        loans,
         verbs,
         ps_jobs,
         max_call_bytes,

@@ -56,7 +56,7 @@ pub(super) fn half_of_memory() -> u64 {
 
 impl StarConfig {
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, ConfigError> {
-        let [plans, plan_bytes, values, value_bytes, calls, plan_idle, session_idle] =
+        let [plans, plan_bytes, values, value_bytes, calls, plan_idle, session_idle, inline] =
             reader.get(&variables::STAR_LIMITS)?;
         let all_bytes = reader.get(&variables::STAR_MAX_TOTAL_BYTES)?;
         Ok(Self {
@@ -68,7 +68,7 @@ impl StarConfig {
                 session_idle: Duration::from_secs(session_idle),
             },
             steps: StepLimits { values, bytes: value_bytes, calls, all_bytes },
-            inline: Duration::from_micros(reader.get(&variables::STAR_INLINE_US)?),
+            inline: Duration::from_micros(inline),
             split_bytes: reader.get(&variables::STAR_SPLIT_BYTES)?,
         })
     }
@@ -86,10 +86,9 @@ mod tests {
 
     #[test]
     fn every_limit_has_its_place() {
-        let limits = "plans=1,plan_bytes=2M,plan_idle_s=3,session_idle_s=4,values=5,value_bytes=6,calls=7";
+        let limits = "plans=1,plan_bytes=2M,plan_idle_s=3,session_idle_s=4,values=5,value_bytes=6,calls=7,inline_us=9";
         let env = MapEnv::new("/")
             .set("STARWIRE_STAR_LIMITS", limits)
-            .set("STARWIRE_STAR_INLINE_US", "9")
             .set("STARWIRE_STAR_SPLIT_BYTES", "10K")
             .set("STARWIRE_STAR_MAX_TOTAL_BYTES", "11M");
         let seconds = Duration::from_secs;

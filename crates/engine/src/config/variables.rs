@@ -10,7 +10,7 @@ use super::kinds::{
 };
 use super::row::Initial::{Is, Machine, Star, Unset, Verbs};
 use super::row::{ReadBy, Row, Variable};
-use super::{ControlAccess, DriverChoice, GrpcAccess, Joinable, PortsChoice, Shortcut, StateMode, star};
+use super::{ControlAccess, DriverChoice, GrpcAccess, Joinable, PortsChoice, StateMode, UnixSockets, star};
 use crate::tls::Names;
 
 macro_rules! variables {
@@ -83,10 +83,9 @@ variables! {
         "Name of the cluster. Peers with another one are refused, so that two jobs cannot mix.";
     JOIN: Optional<Parsed<Joinable>> = "STARWIRE_JOIN", Optional(JOINABLE), Unset(""), Servers,
         "Tasks that may join a running job although they are not in this server's ClusterSpec ([elastic.md](elastic.md)): `worker:8` means tasks 0 to 7 of job `worker`. Every other task that is not in the ClusterSpec is then refused. Without the variable such tasks may connect, but the server connects to none of them.";
-    UNIX: Choice<Shortcut> = "STARWIRE_UNIX", Choice(&[("auto", Shortcut::Auto), ("off", Shortcut::Off)]), Is("auto"), Servers,
-        "`auto`: tasks on one host connect over unix sockets. `off`: always TCP.";
-    LOANS: Choice<Shortcut> = "STARWIRE_LOANS", Choice(&[("auto", Shortcut::Auto), ("off", Shortcut::Off)]), Is("auto"), Servers,
-        "`auto`: over a unix socket, large payloads are copied directly from the sender's memory where the kernel allows it ([architecture.md](architecture.md#between-tasks-of-one-host)). `off`: they go through the socket.";
+    UNIX: Choice<UnixSockets> = "STARWIRE_UNIX",
+        Choice(&[("auto", UnixSockets::Auto), ("socket", UnixSockets::Socket), ("off", UnixSockets::Off)]), Is("auto"), Servers,
+        "`auto`: tasks on one host connect over unix sockets, and large payloads are copied directly from the sender's memory where the kernel allows it ([architecture.md](architecture.md#between-tasks-of-one-host)). `socket`: they go through the socket. `off`: always TCP.";
     TRANSPORT: Choice<TransportChoice> = "STARWIRE_TRANSPORT",
         Choice(&[("tcp", TransportChoice::Tcp), ("verbs", TransportChoice::Verbs)]), Verbs { verbs: "verbs", others: "tcp" }, Servers,
         "Transport of the data between hosts, for any protocol: `tcp`, or `verbs` (RDMA, see [verbs.md](verbs.md)). All tasks need the same.";
@@ -94,12 +93,12 @@ variables! {
         "`true`: if RDMA does not work, starwire uses TCP and logs the reason. `false`: a server without RDMA does not start, and peers without it are refused.";
     VERBS_LIBRARY: Parsed<String> = "STARWIRE_VERBS_LIBRARY", text("name or path"), Is("libibverbs.so.1"), Servers,
         "The libibverbs to load.";
-    VERBS_DIRECT_MIN: Bytes = "STARWIRE_VERBS_DIRECT_MIN", Bytes(4 << 10..=1 << 30), Is("64K"), Servers,
-        "Pieces of tensors of at least this many bytes are read in place by the peer's device; shorter ones are copied into messages.";
-    VERBS_BUFFERS: Bytes = "STARWIRE_VERBS_BUFFERS", Bytes(128 << 10..=64 << 20), Is("512K"), Servers,
-        "Bytes of message buffers for each direction of an RDMA connection; locked memory.";
+    VERBS_LIMITS: Amounts<2> = "STARWIRE_VERBS_LIMITS",
+        Amounts([Amount::bytes("direct_min", 4 << 10..=1 << 30), Amount::bytes("buffers", 128 << 10..=64 << 20)]),
+        Is("direct_min=64K,buffers=512K"), Servers,
+        "Pieces of tensors of at least `direct_min` bytes are read in place by the peer's device; shorter ones are copied into messages. `buffers`: bytes of message buffers for each direction of an RDMA connection; locked memory.";
     VERBS_ARENA: Bytes = "STARWIRE_VERBS_ARENA", Bytes(0..=1 << 46), Machine(Arena::default_bytes, "the machine's memory"), Servers,
-        "Bytes of the arena: tensors of at least `STARWIRE_VERBS_DIRECT_MIN` lie there, and their registrations are kept. Tensors that do not fit are registered for each transfer; 0: all of them.";
+        "Bytes of the arena: tensors of at least `direct_min` bytes lie there, and their registrations are kept. Tensors that do not fit are registered for each transfer; 0: all of them.";
     RDMA_DEVICE: Optional<Parsed<String>> = "RDMA_DEVICE", Optional(text("name")), Unset("the first with an active port"), Servers,
         "The RDMA device, as `ibv_devices` lists it.";
     RDMA_PORT: Optional<Number<u8>> = "RDMA_DEVICE_PORT", Optional(Number(1..=254)), Unset("the first active one"), Servers,
@@ -132,9 +131,7 @@ variables! {
         "Sparse updates of variables and gathers of rows in star calls have starwire's kernels, with the results of TensorFlow's ([executor.md](executor.md#sparse-updates)). `false`: TensorFlow's, to find out whether one of them is to blame.";
     OPS: Optional<Parsed<String>> = "STARWIRE_OPS", Optional(text("file")), Unset(""), ServersAndMasters,
         "A table of your own operations, in addition to starwire's ([operations.md](operations.md#your-own-operations)). All tasks need the same.";
-    STAR_INLINE_US: Number<u64> = "STARWIRE_STAR_INLINE_US", Number(0..=1_000_000), Is("250"), ParameterServers,
-        "Plans whose kernels take at most this many microseconds run on the reactor that received the star call, the others on TensorFlow's pool.";
-    STAR_LIMITS: Amounts<7> = "STARWIRE_STAR_LIMITS",
+    STAR_LIMITS: Amounts<8> = "STARWIRE_STAR_LIMITS",
         Amounts([
             Amount::number("plans", 1..=1 << 24),
             Amount::bytes("plan_bytes", 1 << 20..=1 << 40),
@@ -143,9 +140,10 @@ variables! {
             Amount::number("calls", 1..=1 << 24),
             Amount::number("plan_idle_s", 1..=31_536_000),
             Amount::number("session_idle_s", 1..=31_536_000),
+            Amount::number("inline_us", 0..=1_000_000),
         ]),
-        Is("plans=4096,plan_bytes=1G,values=65536,value_bytes=4G,calls=1024,plan_idle_s=3600,session_idle_s=86400"), ParameterServers,
-        "Limits of one worker on this parameter server ([star_server.md](star_server.md)), in part or as a whole: `plans` and their `plan_bytes` as registered, `values` and `value_bytes` kept between the star calls of a step, `calls` in flight. After `plan_idle_s` seconds without use a plan is evicted (its users register it again). A session whose task has had no connection for `session_idle_s` is deleted; those that were closed unnoticed are looked for as often.";
+        Is("plans=4096,plan_bytes=1G,values=65536,value_bytes=4G,calls=1024,plan_idle_s=3600,session_idle_s=86400,inline_us=250"), ParameterServers,
+        "Limits of one worker on this parameter server ([star_server.md](star_server.md)), in part or as a whole: `plans` and their `plan_bytes` as registered, `values` and `value_bytes` kept between the star calls of a step, `calls` in flight. After `plan_idle_s` seconds without use a plan is evicted (its users register it again). A session whose task has had no connection for `session_idle_s` is deleted; those that were closed unnoticed are looked for as often. Plans whose kernels take at most `inline_us` microseconds run on the reactor that received the star call, the others on TensorFlow's pool.";
     STAR_MAX_TOTAL_BYTES: Bytes = "STARWIRE_STAR_MAX_TOTAL_BYTES", Bytes(1 << 20..=1 << 50), Machine(star::half_of_memory, "half of the memory"), ParameterServers,
         "Limit of all workers together on this parameter server, for the bytes of values and again for those of plans. A worker can take at most what is left over, so that there is always room for another; plans of the worker that has most are evicted first.";
     STATE: Optional<Parsed<String>> = "STARWIRE_STATE", Optional(text("directory")), Unset(""), ParameterServers,

@@ -14,6 +14,7 @@ pub fn verbs_config(env: &dyn Env, protocol: Protocol) -> Result<VerbsConfig, Co
 }
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Result<VerbsConfig, ConfigError> {
+    let [direct_min, buffer_bytes] = reader.get(&variables::VERBS_LIMITS)?;
     Ok(VerbsConfig {
         transport: reader.get(&variables::TRANSPORT)?,
         fallback: reader.get(&variables::VERBS_FALLBACK)?,
@@ -28,8 +29,8 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Result<VerbsConfig, ConfigError> 
         service_level: reader.get(&variables::RDMA_SERVICE_LEVEL)?,
         mtu: reader.get(&variables::RDMA_MTU)?,
         traffic_class: reader.get(&variables::RDMA_TRAFFIC_CLASS)?,
-        direct_min: reader.get(&variables::VERBS_DIRECT_MIN)?,
-        buffer_bytes: reader.get(&variables::VERBS_BUFFERS)?,
+        direct_min,
+        buffer_bytes,
         arena_bytes: reader.get(&variables::VERBS_ARENA)?,
     })
 }
@@ -89,8 +90,7 @@ mod tests {
             &[
                 ("STARWIRE_VERBS_FALLBACK", "false"),
                 ("STARWIRE_VERBS_LIBRARY", "/libibverbs.so"),
-                ("STARWIRE_VERBS_DIRECT_MIN", "8K"),
-                ("STARWIRE_VERBS_BUFFERS", "1M"),
+                ("STARWIRE_VERBS_LIMITS", "direct_min=8K,buffers=1M"),
                 ("STARWIRE_VERBS_ARENA", "0"),
             ],
         )

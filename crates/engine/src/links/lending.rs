@@ -4,14 +4,14 @@ use std::io;
 
 use super::Links;
 use crate::api::{Host, Level};
-use crate::config::Shortcut;
+use crate::config::UnixSockets;
 use crate::system::peer_memory::PeerMemory;
 use starwire_protocol::{FEATURE_LENDING, Settings, code};
 
 impl<H: Host> Links<H> {
     /// For a new connection over a unix socket.
     pub(super) fn offer_loans(&self, settings: &mut Settings) {
-        if self.shared.config.loans == Shortcut::Auto {
+        if self.shared.config.unix == UnixSockets::Auto {
             settings.features |= FEATURE_LENDING;
         }
     }
@@ -21,7 +21,7 @@ impl<H: Host> Links<H> {
         let random = self.random();
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.on_this_host = true;
-        if self.shared.config.loans != Shortcut::Auto {
+        if self.shared.config.unix != UnixSockets::Auto {
             return;
         }
         if self.shared.host.lends() {

@@ -326,7 +326,7 @@ fn forger() {
 
 #[test]
 fn a_forged_loan_ends_lending_for_the_forger_only() {
-    let road = [("STARWIRE_UNIX", "auto"), ("STARWIRE_LOANS", "auto")];
+    let road = [("STARWIRE_UNIX", "auto")];
     let (ps, worker) = pair(&road);
     for _ in 0..2 {
         let status = std::process::Command::new(std::env::current_exe().unwrap())

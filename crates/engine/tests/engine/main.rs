@@ -95,9 +95,9 @@ fn tasks_of_one_host_talk_over_a_unix_socket() {
 
 #[test]
 fn tasks_of_one_host_copy_large_payloads_once() {
-    for (loans, expected) in [("auto", true), ("off", false)] {
+    for (unix, expected) in [("auto", true), ("socket", false)] {
         for driver in ["epoll", "io_uring"] {
-            let road = [("STARWIRE_UNIX", "auto"), ("STARWIRE_LOANS", loans), ("STARWIRE_DRIVER", driver)];
+            let road = [("STARWIRE_UNIX", unix), ("STARWIRE_DRIVER", driver)];
             let (ps, worker) = pair(&road);
             let (channel, released) = (worker.channel(PS), Arc::new(AtomicU64::new(0)));
             let parts = || vec![pattern(3, 1), pattern(300_000, 2), pattern(9 << 20, 3), Vec::new(), pattern(8192, 4)];
@@ -121,9 +121,9 @@ fn tasks_of_one_host_copy_large_payloads_once() {
 
 #[test]
 fn the_path_to_a_task_can_be_measured() {
-    for (unix, same_host) in [("auto", SAME_HOST), ("off", 0)] {
+    for (unix, same_host) in [("socket", SAME_HOST), ("off", 0)] {
         // The witness of lending must not be what tells the hosts apart.
-        let (_ps, worker) = pair(&[("STARWIRE_UNIX", unix), ("STARWIRE_LOANS", "off")]);
+        let (_ps, worker) = pair(&[("STARWIRE_UNIX", unix)]);
         let channel = worker.channel(PS);
         for bytes in [0, 1, 100_000, MOST_MEASURED] {
             let end = call(&channel, MEASURE, &u32::try_from(bytes).unwrap().to_le_bytes(), None);

@@ -115,7 +115,7 @@ fn sessions_share_plans() {
 
 #[test]
 fn cheap_plans_run_on_the_reactor() {
-    let pair = pair(&[("STARWIRE_STAR_INLINE_US", "1000000")]);
+    let pair = pair(&[("STARWIRE_STAR_LIMITS", "inline_us=1000000")]);
     for plan in ["echo", "echo, and one may block"] {
         pair.register("one", plan);
     }

@@ -1,7 +1,7 @@
 use super::super::ControlAccess;
 use super::super::env::MapEnv;
 use super::super::testing::TempDir;
-use super::super::{DriverChoice, Protocol, ReadBy, Running, Shortcut, VARIABLES};
+use super::super::{DriverChoice, Protocol, ReadBy, Running, UnixSockets, VARIABLES};
 use super::*;
 use std::net::SocketAddr;
 
@@ -36,7 +36,7 @@ fn defaults() {
     let c = config(&env(), "worker");
     assert_eq!((c.reactors, c.polling, c.pinning), (4, false, false));
     assert_eq!(c.connect_timeout, Duration::from_secs(120));
-    assert_eq!((c.driver, c.unix), (DriverChoice::Auto, Shortcut::Auto));
+    assert_eq!((c.driver, c.unix), (DriverChoice::Auto, UnixSockets::Auto));
     assert_eq!(c.control, ControlAccess::Everybody);
     assert_eq!(c.keepalive, Keepalive { interval: Duration::from_secs(5), timeout: Duration::from_secs(15) });
     assert_eq!(c.max_call_bytes, 16 << 30);
@@ -234,8 +234,7 @@ fn bad_values_name_the_variable_the_value_and_what_is_allowed() {
         ("NETWORK_PS_CORE_NUMBER", "0", "a whole number from 1 to 256"),
         ("NETWORK_MAX_CONNECTION_TIMEOUT", "-1", "a whole number from 1 to 86400000"),
         ("STARWIRE_DRIVER", "iouring", "one of auto, epoll, io_uring"),
-        ("STARWIRE_UNIX", "on", "one of auto, off"),
-        ("STARWIRE_LOANS", "on", "one of auto, off"),
+        ("STARWIRE_UNIX", "on", "one of auto, socket, off"),
         ("STARWIRE_CONTROL", "yes", "one of auto, on, off, loopback"),
         ("STARWIRE_PS_JOBS", "ps,,x", "job names (letters, digits, '_') separated by commas"),
         ("STARWIRE_CLUSTER_ID", "a b", "at most 128 printable ASCII characters without spaces"),
