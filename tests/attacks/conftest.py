@@ -13,9 +13,14 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ
 
 import arena as arenas  # noqa: E402
 import cluster as harness  # noqa: E402
+import marks  # noqa: E402
 import pytest  # noqa: E402
 
 figures = []
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(marks)
 
 
 @pytest.fixture(scope="session")

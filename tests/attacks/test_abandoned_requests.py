@@ -1,6 +1,7 @@
 """Requests for tensors that are never produced, each in its own step, on a connection that then closes: the server must abort every step cheaply."""
 
 import client
+import pytest
 import wire
 
 EACH = 1500  # requests per connection
@@ -26,6 +27,7 @@ def attack(target, pace):
     return sent
 
 
+@pytest.mark.quick(lambda of: of["each_trainer"] == "star_server", reason="requests for tensors wait in the same engine over both protocols")
 def test_abandoned_requests(each_trainer):
     outcome = each_trainer.under(attack, seconds=3.0)
     assert outcome.result == ROUNDS * EACH

@@ -8,6 +8,10 @@ import wire
 from half_open import MOST, half_open, newcomer
 
 
+@pytest.mark.quick(
+    lambda of: of["hosts"] == 1,
+    reason="test_tls_connections.py has as many from many hosts, and connections with and without TLS are admitted alike (crates/engine/src/admission)",
+)
 @pytest.mark.parametrize("hosts", [1, 200], ids=["one host", "many hosts"])
 def test_many_unauthenticated_connections(trainer, hosts):
     outcome = trainer.under(half_open(hosts), seconds=6.0, share=0.5, meanwhile=lambda: newcomer(trainer, 2), log_lines=30 + hosts)

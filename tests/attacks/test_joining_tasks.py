@@ -126,7 +126,7 @@ BAD_NAMES = {
 }
 
 
-@of_kind(plain, tls, deep=[secret])
+@of_kind(tls, deep=[plain, secret])
 def test_names_that_may_not_join(arena):
     def attack(target, pace):
         seen, own = {}, arena.member(target, 4)
@@ -153,7 +153,7 @@ def test_names_that_may_not_join(arena):
     assert outcome.extra_memory < 16 << 20, outcome.line()
 
 
-@of_kind(secret, tls, deep=[plain])
+@of_kind(secret, deep=[plain, tls])
 def test_names_of_tasks_that_are_there(arena):
     """A name that has joined is refused, with any other address or process. Over nothing and with a secret, everyone
     may call itself like a task of the ClusterSpec, to no effect on where that is reached."""
@@ -305,7 +305,7 @@ def test_addresses_that_are_none(arena):
     assert outcome.extra_memory < 16 << 20, outcome.line()
 
 
-@of_kind(secret, tls)
+@of_kind(secret, deep=[tls])
 def test_addresses_of_others(arena):
     """The server goes to each address, and asks for a tensor only where a task with the joiner's name answers."""
 

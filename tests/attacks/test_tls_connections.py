@@ -66,6 +66,10 @@ def test_sessions_are_not_resumed(tls_trainer, protocols):
             assert not session.has_ticket
 
 
+@pytest.mark.quick(
+    lambda of: of["share"] == 1.0,
+    reason="after a whole hello, the server has done its part of the handshake as well, and waits for the same client",
+)
 @pytest.mark.parametrize("share", [0.3, 1.0], ids=["part of a hello", "a hello"])
 def test_many_connections_in_the_middle_of_handshakes(tls_trainer, share):
     whole = hello()

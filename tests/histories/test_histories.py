@@ -140,6 +140,13 @@ def test_what_a_server_may_do_is_no_violation(keeps):
     assert compared > 500
 
 
+QUICK = (("repeat", "push", False), ("swap", "push", True), ("drop", "write", True))
+
+
+@pytest.mark.quick(
+    lambda of: (of["plant"], of["kind"], of["keeps"]) in QUICK,
+    reason="each fault once, in models with and without flushes; of two updates that are swapped, one is dropped",
+)
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("plant, kind", [("drop", "push"), ("repeat", "push"), ("swap", "push"), ("drop", "write")])
 def test_one_wrong_update_is_found(plant, kind, keeps):

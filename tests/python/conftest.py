@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 pytest.register_assert_rewrite("compared", "steps", "tf2_job")
 
 import cluster as harness  # noqa: E402
+import marks  # noqa: E402
 from compared import OURS, Compared  # noqa: E402
 from tf2_job import Chiefs  # noqa: E402
 
@@ -42,8 +43,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "star: runs over the star protocols as well; not with --protocol grpc or STARWIRE_TEST_PROOF")
     config.addinivalue_line("markers", "grpc_client: is a client of another task by grpc://, which has no proof; skipped with STARWIRE_TEST_PROOF")
     config.addinivalue_line("markers", "tensorflow2: needs something that TensorFlow 1 lacks")
-    config.addinivalue_line("markers", "quick(predicate): variants whose parameters do not satisfy the predicate are deep; `reason` says why the others suffice")
-    config.addinivalue_line("markers", "deep: a variant, or much time or memory; runs with STARWIRE_DEEP_TESTS=1 (`make test-deep`)")
+    config.pluginmanager.register(marks)
     if not harness.is_stock(config.getoption("--protocol")):
         os.environ["STARWIRE_LIBRARY"] = harness.library_path()  # look it up once, for all task processes
 
@@ -61,15 +61,6 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("grpc_client"):
                 item.add_marker(pytest.mark.skip(reason="TensorFlow's gRPC is closed to clients without proof"))
-    for item in items:
-        quick = item.get_closest_marker("quick")
-        if quick and not quick.args[0](item.callspec.params):
-            item.add_marker(pytest.mark.deep)
-    if not os.environ.get("STARWIRE_DEEP_TESTS"):
-        # Deselected rather than skipped, so that the summary does not mention them.
-        deep = [item for item in items if item.get_closest_marker("deep")]
-        items[:] = [item for item in items if not item.get_closest_marker("deep")]
-        config.hook.pytest_deselected(items=deep)
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,10 @@ def test_every_hop_is_a_transfer(pair):
 
 
 @pytest.mark.star
-@pytest.mark.quick(lambda of: of.get("protocol") != "star_server_lite", reason="both kinds of star calls carry values by the same code (cc/star)")
+@pytest.mark.quick(
+    lambda of: of["protocol"] != "star_server_lite" and (of["protocol"] != "star_server" or of["dtype"] in ("bool", "bfloat16", "int4", "string")),
+    reason="test_star.py carries values of every type in star calls, both kinds of which have the same code for it (cc/star)",
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtype(compared, cluster, dtype):
     stock = compared.stock(on_worker, relay, dtype)

@@ -227,7 +227,7 @@ def each_type(cluster, known):
 
 @pytest.mark.quick(
     lambda of: of["way"] in ("grpc++", "star_server"),
-    reason="both kinds of star calls carry values by the same code (cc/star), and test_fuse.py fuses tensors of every type",
+    reason="both kinds of star calls carry values by the same code (cc/star), and test_fuse.py fuses tensors of every size of element",
 )
 def test_each_type(compared, way):
     """Compared dtype by dtype, so that a failure names dtype and path."""

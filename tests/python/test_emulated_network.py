@@ -68,7 +68,7 @@ def benchmark(tmp_path_factory):
     return functools.lru_cache(maxsize=None)(measure)
 
 
-@pytest.mark.quick(lambda of: of["ours"] == "star_server", reason="all columns are measured by the same code (benches/tf)")
+@pytest.mark.deep
 @pytest.mark.parametrize("ours", ["star_server", "grpc++"])
 def test_a_benchmark_runs_over_it(benchmark, protocol, ours):
     protocols = protocol if is_stock(protocol) else f"grpc,{ours}"
@@ -93,7 +93,7 @@ def test_a_benchmark_runs_over_it(benchmark, protocol, ours):
 @pytest.mark.quick(lambda of: of["protocol"] == "star_server", reason="calls are split by the same code for both protocols (crates/planner)")
 @pytest.mark.parametrize("protocol", ["star_server", "star_server_lite"])
 def test_parts_of_star_calls_suit_the_wire(benchmark, protocol):
-    log = (benchmark(f"grpc,{protocol}") / "logs" / f"100x4KB.{protocol}.worker0.log").read_text()
+    log = (benchmark(protocol) / "logs" / f"100x4KB.{protocol}.worker0.log").read_text()
     plans = re.findall(r"(\d+) calls in .*, in parts of 32 KiB for a path of (\d+) Mb/s and (\d+) us", log)
     # 13 parts of 400 KB pulled, as many pushed, and the counter. Measured is what TCP gets in the first moments.
     calls, megabits, micros = max((int(calls), int(rate), int(time)) for calls, rate, time in plans)

@@ -218,6 +218,9 @@ def failures():
 
 
 SCENARIOS = (many_variables, optimizers, embeddings, control_flow, order, types, half_precision, tables, datasets, failures)
+FUSED = (many_variables, optimizers, embeddings, half_precision, datasets)
+# Many variables, the slowest: where they are grouped.
+QUICK = {"grpc++": SCENARIOS[1:], "fused": FUSED, "star_server": SCENARIOS}
 
 
 def fused_messages(cluster):
@@ -225,7 +228,10 @@ def fused_messages(cluster):
 
 
 @pytest.mark.ours
-@pytest.mark.quick(lambda of: of["way"] != "star_server_lite", reason="test_star_functions.py compares both kinds of star calls in functions")
+@pytest.mark.quick(
+    lambda of: of["scenario"] in QUICK.get(of["way"], ()),
+    reason="the others have nothing to fuse, and test_star_functions.py compares both kinds of star calls in functions",
+)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_functions(chiefs, way, scenario):
     cluster = chiefs.cluster(way, SHAPE)
@@ -235,14 +241,22 @@ def test_functions(chiefs, way, scenario):
     assert (calls > 0) == way.startswith("star_server")
     if way == "grpc++":
         assert fused == 0
-    elif way == "fused" and scenario in (many_variables, optimizers, embeddings, half_precision, datasets):
+    elif way == "fused" and scenario in FUSED:
         assert fused > 0
 
 
 # The switch of tensor_fuse. -------------------------------------------------------------------------------------------
 
 
+# The protocol, the environment, the server and the chief: where each of them decides.
+DECIDED = [("star_server", None, None, b""), ("star_server", "0", None, b""), ("grpc++", None, ON, b""), ("grpc++", "1", ON, OFF)]
+
+
 @pytest.mark.ours
+@pytest.mark.quick(
+    lambda of: (of["protocol"], of["environment"], of["server"], of["chief"]) in DECIDED,
+    reason="each level of the precedence decides once; the switch is read by the same code for all protocols",
+)
 @pytest.mark.parametrize(
     "protocol, environment, server, chief, fuses",
     [

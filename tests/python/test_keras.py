@@ -228,18 +228,18 @@ def check(chiefs, way, scenario, *args):
     assert (star_calls(cluster) > calls) == way.startswith("star_server")
 
 
-# Of the others, none has an operation on a variable that these lack.
-VARIED = ("Adagrad", "Adam", "legacy.SGD", "legacy.Adam", "legacy.Adagrad", "legacy.Ftrl")
+# Many plain operations, those of TensorFlow's optimizers, and both for rows. test_fit trains with Adagrad; test_row_updates.py has all operations for rows.
+QUICK = (("grpc++", "Adagrad"), ("star_server", "Adam"), ("star_server", "legacy.Adam"), ("star_server", "legacy.Ftrl"))
 REASON = "an optimizer is a set of operations on a server, which only star calls run otherwise than TensorFlow; the two kinds of star calls run them alike"
 
 
-@pytest.mark.quick(lambda of: of["name"] == "Adagrad" or of["way"] == "star_server" and of["name"] in VARIED, reason=REASON)
+@pytest.mark.quick(lambda of: (of["way"], of["name"]) in QUICK, reason=REASON)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(chiefs, way, name):
     check(chiefs, way, optimizer_steps, name)
 
 
-REASON = "test_optimizers trains models of Keras over all ways; test_training calls functions without a loop"
+REASON = "test_functions.py and test_star_functions.py run functions over all ways; test_training calls functions without a loop"
 EACH_TRANSPORT = pytest.mark.quick(lambda of: of["way"] in ("grpc++", "star_server") and of.get("at_once") != 1, reason=REASON)
 
 

@@ -286,19 +286,27 @@ CASES = {  # (role, signal, whether SIGTERM raises SystemExit): the outcome over
     ("coordinator", TERM, False): -TERM,
     ("coordinator", INT, False): INTERRUPTED,
 }
-# Run always: the roles that each protocol affects.
-ALWAYS = {"grpc++": tuple(ROLES), "star_server": ("ps", "worker", "worker_blocked", "worker_goes_on")}
+# Run always: each role that the protocol affects, with each outcome that it may prevent: an exit through Python, a death in a call of TensorFlow, going on.
+ALWAYS = {
+    "grpc++": (
+        ("ps", INT, False), ("ps_joined", TERM, False), ("ps_joined", INT, False), ("worker", INT, False), ("worker", TERM, True),
+        ("worker_blocked", TERM, False), ("worker_goes_on", INT, False), ("session_creation", TERM, False), ("client", INT, False),
+        ("client_blocked", INT, False), ("master", TERM, False), ("evaluator", INT, False), ("coordinator", INT, False),
+    ),
+    "star_server": (("ps", TERM, False), ("worker", INT, False), ("worker", TERM, True), ("worker_blocked", INT, False), ("worker_goes_on", INT, False)),
+}  # fmt: skip
 # Their sessions are those of another task, by grpc://.
 REMOTE = ("client", "client_blocked", "master")
 
 
-def marks(way, role):
-    slow = [] if role in ALWAYS.get(way, ()) else [pytest.mark.deep]
+def marks(way, case):
+    role = case[0]
+    slow = [] if case in ALWAYS.get(way, ()) else [pytest.mark.deep]
     return slow + [pytest.mark.grpc_client] * (role in REMOTE) + [pytest.mark.tensorflow2] * (role == "coordinator")
 
 
 CHOSEN = [
-    pytest.param(way, case, marks=marks(way, case[0]), id=f"{way}-{case[0]}-{case[1].name}{'-handled' if case[2] else ''}")
+    pytest.param(way, case, marks=marks(way, case), id=f"{way}-{case[0]}-{case[1].name}{'-handled' if case[2] else ''}")
     for way in ("grpc", *OURS)
     for case in CASES
 ]

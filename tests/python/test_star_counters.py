@@ -215,6 +215,14 @@ def protocol(request):
     return request.param
 
 
+# With references as well: where they make a difference, and one graph of each kind.
+REFERENCES = ("with_a_rate", "usual", "with_a_reader", "limited_here")
+
+
+@pytest.mark.quick(
+    lambda of: (of["resource"] or of["name"] in REFERENCES) if of["protocol"] == "star_server_lite" else of["name"] == "usual",
+    reason="over star_server every counter waits; the kind of the variables makes a difference to with_a_rate only",
+)
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_counters(cluster, stock, protocol, name, resource):

@@ -145,7 +145,8 @@ def train_and_kill(cluster, aggregate, workers, folder):
     assert table[0] == table[2] == [0.0, 0.0]
 
 
-ALWAYS = ("grpc++", 2, 2), ("fused", 2, 2), ("star_server", 2, 3), ("star_server_lite", 2, 2)
+# Over grpc++ with fused tensors, and with calls; each loses a worker that the others wait for, or one that they do not need.
+ALWAYS = ("fused", 2, 2), ("star_server", 2, 3)
 CASES = [(way, aggregate, workers) for way in ("grpc", *OURS) for aggregate, workers in ((2, 2), (2, 3), (3, 3))]
 
 

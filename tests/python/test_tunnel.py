@@ -36,6 +36,7 @@ def chief(fresh_cluster, proof):
     return start(fresh_cluster, environment=proof)
 
 
+@pytest.mark.quick(lambda of: of["proof"] == "both", reason="a connection proves itself by both; test_the_coordination_service has a tunnel with each alone")
 def test_parameter_server_strategy(chief, tmp_path):
     cluster, task = chief
     count, total, _, devices = task.call(train_scheduled, 40, timeout=120)

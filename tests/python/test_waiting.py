@@ -327,18 +327,25 @@ def check_each(stock, ours):
     assert not different and len(ours) == len(stock), "\n".join(different)
 
 
+# Transfers are grouped over these, and over grpc++ cross as those that are left with fused tensors.
+GROUPED = pytest.mark.quick(lambda of: of["way"] in ("fused", "star_server"), reason="grouping must not make them wait, neither messages nor calls")
+
+
+@GROUPED
 def test_served(compared, way):
     stock, ours = compared.stock(ended_by_another, "serve"), compared.run(way, ended_by_another, "serve")
     check_each(stock, ours)
     assert all(kind == "value" for (kind, _), _ in ours.values())
 
 
+@GROUPED
 def test_closed(compared, way):
     stock, ours = compared.stock(ended_by_another, "close"), compared.run(way, ended_by_another, "close")
     check_each(stock, ours)
     assert all(kind in ("OutOfRangeError", "CancelledError") for (kind, _), _ in ours.values())
 
 
+@GROUPED
 @pytest.mark.parametrize("end", ["timeout", "close"])
 def test_ended_by_itself(compared, way, end):
     """By the step's timeout, or by closing its session from another thread."""

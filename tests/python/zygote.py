@@ -121,6 +121,8 @@ def load():
     tensorflow.compat.v1.enable_resource_variables()
     # The collections of a fork, one of them at its end, would visit and so copy the memory of all modules: a second.
     gc.freeze()
+    # By the defaults, a program that builds graphs collects all the time.
+    gc.set_threshold(20_000, 20, 20)
 
 
 def serve_sessions(address):

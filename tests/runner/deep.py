@@ -2,22 +2,38 @@
 
 import shlex
 import sys
+from pathlib import Path
 
 import jobs as quick
 
 # The newest patch or candidate of each minor but the one that all other jobs use.
 OTHER_VERSIONS = ("2.12.1", "2.13.1", "2.14.1", "2.15.1", "2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0", "2.22.0rc0")
 
+# Files whose tests also run with TLS on all connections, or with a secret.
+PROOFS = (("tls", "sessions"), ("tls", "tf2_killed"), ("tls", "training"), ("secret", "tf2_killed"))
+# Seconds of the parts that take longest.
+EXPECTED = {
+    "deep/keras": 300, "deep/large": 220, "deep/tf2_killed": 200, "deep/signals": 200, "deep/sync_replicas": 130, "deep/device": 100, "deep/dtypes": 90,
+    "deep/emulated_network": 80, "deep/functions": 80, "pace/joining_tasks": 400, "pace/tls_connections": 140, "pace/half_open_connections": 100,
+    "pace/as_strong_as_grpc": 100, "proof-tls/training": 150, "proof-tls/tf2_killed": 200, "proof-secret/tf2_killed": 200,
+}
+
 
 def jobs(s):
-    marked = [path for path in quick.files("python") if any(f"mark.{word}" in (quick.ROOT / path).read_text() for word in ("deep", "quick"))]
-    deep = {"environment": {"STARWIRE_DEEP_TESTS": "1"}, "memory": 12, "limit": 1800}
+    files = [*quick.files("python"), *quick.files("histories"), *quick.files("fuzz_graphs")]
+    marked = [path for path in files if any(f"mark.{word}" in (quick.ROOT / path).read_text() for word in ("deep", "quick"))]
+    deep = lambda stage, path: {  # noqa: E731
+        "environment": {"STARWIRE_DEEP_TESTS": "1"}, "memory": 12 if "test_large" in path else 4, "limit": 1800,
+        "expected": EXPECTED.get(f"{stage}/{Path(path).stem[len('test_'):]}", 50),
+    }
     fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed $RANDOM --seconds 300 --stop"
     histories = f"{s.library} && {s.python} tests/histories/run.py --seed $RANDOM --seconds 300"
     return [
-        *(s.end_to_end("deep", path, "-m deep", **deep) for path in marked),
+        *(s.end_to_end("deep", path, "-m deep", **deep("deep", path)) for path in marked),
+        s.swarm("deep/swarm", "-m deep", {"STARWIRE_DEEP_TESTS": "1"}),
+        *(s.with_proof(kind, name, **deep(f"proof-{kind}", f"test_{name}")) for kind, name in PROOFS),
         # The pace of a training under attack is a measurement, which takes several rounds.
-        *(s.end_to_end("pace", path, **deep) for path in quick.files("attacks")),
+        *(s.end_to_end("pace", path, **deep("pace", path)) for path in quick.files("attacks")),
         quick.Job("address", "scripts/sanitize address", needs=("tools",), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("undefined", "scripts/sanitize shim", needs=("plugin", "core"), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("fuzz-graphs", fuzz, needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
@@ -43,6 +59,7 @@ def share(found, shard):
     except ValueError:
         sys.exit(f"scripts/test: --shard {shlex.quote(shard)} is not K/N with K from 1 to N")
     shares = [[] for _ in range(count)]
-    for job in sorted(found, key=lambda job: (-job.expected, job.name)):
-        min(shares, key=lambda jobs: sum(job.expected for job in jobs)).append(job)
+    work = lambda job: job.expected * job.cores  # noqa: E731
+    for job in sorted(found, key=lambda job: (-work(job), job.name)):
+        min(shares, key=lambda jobs: sum(map(work, jobs))).append(job)
     return shares[number - 1]

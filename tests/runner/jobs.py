@@ -64,6 +64,15 @@ class Settings:
         job.command = f'keras="$({self.make} print-keras)" && export PYTHONPATH="$PYTHONPATH:$keras" && {job.command}'
         return job
 
+    def swarm(self, name, arguments="", environment=None):
+        environment = {"STARWIRE_SWARM": str(ROOT / "target/debug/swarm"), **(environment or {})}
+        return self.pytest(name, "tests/swarm", arguments, needs=("core", "plugin", "packages"), expected=60, environment=environment)
+
+    def with_proof(self, kind, name, **options):
+        """Tests that also run with TLS on all connections, or with a secret."""
+        environment = {"STARWIRE_TEST_PROOF": kind, **options.pop("environment", {})}
+        return self.end_to_end(f"proof-{kind}", f"tests/python/test_{name}.py", environment=environment, **options)
+
 
 # Seconds of the files of tests/python that take longest.
 EXPECTED = {
@@ -71,9 +80,6 @@ EXPECTED = {
     "test_emulated_network.py": 80, "test_addresses.py": 80, "test_waiting.py": 70, "test_verbs.py": 70, "test_star_rows.py": 70, "test_training.py": 60,
     "test_fuse.py": 60, "test_loading.py": 60, "test_functions.py": 60, "test_signals.py": 60, "test_joining_tasks.py": 200, "test_state.py": 90,
 }
-# Files whose tests also run with TLS on all connections, and with a secret.
-OVER_TLS = ["failure", "sessions", "tf2_killed", "training"]
-WITH_SECRET = ["tf2_killed"]
 
 
 def files(folder):
@@ -105,7 +111,6 @@ def quick(s):
     over_verbs = f"{nextest} --profile verbs --test engine" if s.has_nextest else f"{s.cargo} test --test engine"
     report = "nextest" if s.has_nextest else ""
     shim = f'make -f tests/cc/tests.mk shim decoders FOLDER="$({s.make} print-folder)"'
-    proof = lambda kind: {"environment": {"STARWIRE_TEST_PROOF": kind}}  # noqa: E731
     return [
         Job("rust", rust, needs=("core",), memory=4, expected=120, report=report),
         Job("rust-verbs", over_verbs, needs=("rust",), memory=2, expected=30, report=report, environment={"STARWIRE_TEST_TRANSPORT": "verbs"}),
@@ -116,11 +121,10 @@ def quick(s):
         s.pytest("runner", "tests/runner", needs=("packages",), memory=1),
         s.pytest("package", "tests/package", expected=100, needs=("plugin", "packages", "zygote"), environment={"STARWIRE_TEST_ZYGOTE": s.socket}),
         s.pytest("page", "tests/page", cores=0.5, expected=40),
-        s.pytest("swarm", "tests/swarm", needs=("core", "plugin", "packages"), expected=60, environment={"STARWIRE_SWARM": str(ROOT / "target/debug/swarm")}),
+        s.swarm("swarm"),
         s.end_to_end("graphs", "tests/fuzz_graphs/test_graphs.py", cores=1, expected=60),
         s.end_to_end("histories", "tests/histories/test_histories.py", '-k "not lite and not grpc"', expected=80),
         *(s.end_to_end("python", path) for path in files("python") if not only_deep(path)),
         *(s.end_to_end("attacks", path) for path in files("attacks")),
-        *(s.end_to_end("proof-tls", f"tests/python/test_{name}.py", **proof("tls")) for name in OVER_TLS),
-        *(s.end_to_end("proof-secret", f"tests/python/test_{name}.py", **proof("secret")) for name in WITH_SECRET),
+        s.with_proof("tls", "failure"),
     ]

@@ -55,7 +55,8 @@ def star_recording(tmp_path_factory):
     return record_by(record_star, tmp_path_factory.mktemp("swarm") / "ctr.star.recording", "--library", LIBRARY)
 
 
-@pytest.fixture(params=["grpc", "grpc++", "star_server"])
+# Deep: over stock gRPC, the control.
+@pytest.fixture(params=[pytest.param("grpc", marks=pytest.mark.deep), "grpc++", "star_server"])
 def played(request):
     """A protocol, and the recording to play over it."""
     return request.param, request.getfixturevalue("star_recording" if request.param == "star_server" else "recording")

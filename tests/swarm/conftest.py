@@ -1,0 +1,12 @@
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
+
+import marks  # noqa: E402
+
+sys.path.pop()  # the benchmarks have a `cluster` of their own
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(marks)
