@@ -292,7 +292,7 @@ class Arena:
 
     def under(self, attack, seconds=1.5, share=0.25, visit=True, meanwhile=None, judged=True, log_lines=MOST_LOG_LINES, kept=0):
         """Runs `attack(target, pace)` in another process (see the module) and `meanwhile()` during it. `judged=False` only watches, for comparison.
-        `kept`: bytes that TensorFlow may keep afterwards: its allocator returns no memory of large tensors."""
+        `kept`: bytes that may be kept afterwards: TensorFlow's allocator returns no memory of large tensors."""
         outcome = Outcome()
         self.outcomes.append(outcome)
         base_memory, base_threads, base_descriptors = self.server.memory(), self.server.threads(), self.server.descriptors()

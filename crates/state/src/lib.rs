@@ -7,23 +7,26 @@
 //! .                the folder itself is locked by whoever reads, or changes, the files of variables
 //! ```
 //!
-//! A flush goes to the journal. Bytes after its last commit are dropped. When a journal is longer than the variables,
-//! its last value of each row goes to the files of the variables, in place; they are synchronised, and a new journal
-//! begins. A process that dies meanwhile leaves a journal from which the next one repeats that: rows are values, not
-//! differences, so that repeating does no harm. The folder takes at most twice the size of the variables, and the last
-//! flush.
+//! A flush goes to the newest journal. Bytes after its last commit are dropped. When a journal is longer than the
+//! variables, a new one begins; beside it, the last value of each row of the old one goes to the files of the variables,
+//! in place; they are synchronised, and the old journal is removed. A process that dies meanwhile leaves a journal from
+//! which the next one repeats that: rows are values, not differences, so that repeating does no harm. The folder takes
+//! at most three times the size of the variables, and the last flush.
 
 #![deny(unsafe_code)]
 
 pub mod codec;
 mod error;
+mod journal;
 #[allow(unsafe_code)]
 mod lock;
+mod merge;
 mod record;
 mod snapshot;
 mod store;
+mod variable;
 
 pub use error::StateError;
 pub use record::Definition;
 pub use snapshot::{Changes, Snapshot};
-pub use store::{Committed, Flush, Store};
+pub use store::{Committed, Flush, Merges, Store};

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{StateError, at};
+use crate::journal::{commits, each, journals, variable_path};
 use crate::lock::share;
 use crate::record::{self, Definition, Record};
-use crate::store::{commits, each, newest_journal, variable_path};
 
 /// A journal that seems damaged may only be one that the server is writing.
 const ATTEMPTS: u32 = 20;
@@ -20,14 +20,13 @@ pub struct Snapshot {
     folder: PathBuf,
     task: String,
     incarnations: Vec<u64>,
-    /// With whether the journal began with it, so that its file has rows which the journal lacks.
+    /// With whether the first journal began with it, so that its file has rows which the journals lack.
     variables: BTreeMap<u32, (Definition, bool)>,
     flush: u64,
     time: u64,
-    path: PathBuf,
-    journal: File,
-    end: u64,
-    /// Of the last flush before the journal.
+    /// The oldest first, each with its path, and where its last commit ends.
+    journals: Vec<(File, PathBuf, u64)>,
+    /// Of the last flush before the journals.
     first_flush: u64,
     _shared: File,
 }
@@ -62,43 +61,45 @@ impl Snapshot {
     fn try_open(folder: &Path) -> Result<Self, StateError> {
         let shared = share(folder)?;
         let nothing = || StateError::Nothing { folder: folder.into() };
-        let path = newest_journal(folder)?.ok_or_else(nothing)?;
-        let journal = File::open(&path).map_err(at(&path, "open"))?;
-        let length = journal.metadata().map_err(at(&path, "examine"))?.len();
-        let (start, end) = commits(&journal, &path, length)?.ok_or_else(nothing)?;
-        let (mut task, mut incarnations, mut variables) = (String::new(), Vec::new(), BTreeMap::new());
-        let (mut flush, mut time, mut first_flush) = (0, 0, None);
-        each(&journal, &path, 0, end, |(position, _), record| {
-            match record {
-                Record::Header { task: found, incarnations: numbers } => (task, incarnations) = (found.into(), numbers),
-                Record::Variable { id, definition } => {
-                    variables.insert(id, (definition, position < start));
-                }
-                Record::Gone { id } => {
-                    variables.remove(&id);
-                }
-                Record::Commit { flush: number, time: then } => {
-                    first_flush.get_or_insert(number);
-                    (flush, time) = (number, then);
-                }
-                Record::Rows { .. } | Record::Calls(_) => {}
-            }
-            Ok(())
-        })?;
-        let (folder, first_flush) = (folder.into(), first_flush.unwrap_or_default());
-        Ok(Self {
-            folder,
-            task,
-            incarnations,
-            variables,
-            flush,
-            time,
-            path,
-            journal,
-            end,
-            first_flush,
+        let mut all = Self {
+            folder: folder.into(),
+            task: String::new(),
+            incarnations: Vec::new(),
+            variables: BTreeMap::new(),
+            flush: 0,
+            time: 0,
+            journals: Vec::new(),
+            first_flush: 0,
             _shared: shared,
-        })
+        };
+        for path in journals(folder)? {
+            let journal = File::open(&path).map_err(at(&path, "open"))?;
+            let length = journal.metadata().map_err(at(&path, "examine"))?.len();
+            let (start, end) = commits(&journal, &path, length)?.ok_or_else(nothing)?;
+            let is_first = all.journals.is_empty();
+            each(&journal, &path, 0, end, |(position, next), record| {
+                match record {
+                    Record::Header { task, incarnations } => (all.task, all.incarnations) = (task.into(), incarnations),
+                    Record::Variable { id, definition } => {
+                        let begins = position < start;
+                        all.variables.entry(id).or_insert((definition, begins));
+                    }
+                    Record::Gone { id } => {
+                        all.variables.remove(&id);
+                    }
+                    Record::Commit { flush, time } => {
+                        if is_first && next == start {
+                            all.first_flush = flush;
+                        }
+                        (all.flush, all.time) = (flush, time);
+                    }
+                    Record::Rows { .. } | Record::Calls(_) => {}
+                }
+                Ok(())
+            })?;
+            all.journals.push((journal, path, end));
+        }
+        if all.journals.is_empty() { Err(nothing()) } else { Ok(all) }
     }
 
     /// The task, and its cluster if that has a name.
@@ -146,7 +147,7 @@ impl Snapshot {
         })
     }
 
-    /// What has changed after this flush. None: the journal does not say, because it is younger.
+    /// What has changed after this flush. None: the journals do not say, because they are younger.
     pub fn changes(&self, since: u64) -> Result<Option<Changes>, StateError> {
         if !(self.first_flush..=self.flush).contains(&since) {
             return Ok(None);
@@ -196,28 +197,30 @@ impl Snapshot {
         mut visit: impl FnMut(u32, u64, u64, &Definition, &[u8]) -> Result<(), StateError>,
     ) -> Result<(), StateError> {
         let mut flush = 0;
-        each(&self.journal, &self.path, 0, self.end, |(position, _), record| {
-            let (id, runs, content) = match record {
-                Record::Rows { id, runs, content } if flush >= since => (id, runs, content),
-                Record::Commit { flush: number, .. } => {
-                    flush = number;
-                    return Ok(());
+        for (journal, path, end) in &self.journals {
+            each(journal, path, 0, *end, |(position, _), record| {
+                let (id, runs, content) = match record {
+                    Record::Rows { id, runs, content } if flush >= since => (id, runs, content),
+                    Record::Commit { flush: number, .. } => {
+                        flush = number;
+                        return Ok(());
+                    }
+                    _ => return Ok(()),
+                };
+                let Some((definition, _)) = self.variables.get(&id) else { return Ok(()) };
+                let why = || "it has rows that the variable does not have".into();
+                let wrong = || StateError::Damaged { path: path.clone(), at: position, why: why() };
+                let mut from = 0;
+                for (first, count) in runs {
+                    let is_inside = first.checked_add(count).is_some_and(|end| end <= definition.rows);
+                    let part = record::part(from, count, definition.row_bytes, content).filter(|_| is_inside);
+                    let part = part.ok_or_else(wrong)?;
+                    from += part.len() as u64;
+                    visit(id, first, count, definition, &content[part])?;
                 }
-                _ => return Ok(()),
-            };
-            let Some((definition, _)) = self.variables.get(&id) else { return Ok(()) };
-            let why = || "it has rows that the variable does not have".into();
-            let wrong = || StateError::Damaged { path: self.path.clone(), at: position, why: why() };
-            let mut from = 0;
-            for (first, count) in runs {
-                let is_inside = first.checked_add(count).is_some_and(|end| end <= definition.rows);
-                let part = record::part(from, count, definition.row_bytes, content).filter(|_| is_inside);
-                let part = part.ok_or_else(wrong)?;
-                from += part.len() as u64;
-                visit(id, first, count, definition, &content[part])?;
-            }
-            Ok(())
-        })?;
+                Ok(())
+            })?;
+        }
         Ok(())
     }
 }

@@ -1,15 +1,20 @@
-//! The folder: recovery, flushes, journals.
+//! The folder: recovery, flushes, and when a journal ends.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::ops::Range;
+use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{StateError, at};
-use crate::lock::{LOCK, exclude_readers, lock};
-use crate::record::{self, Definition, FULL, HEAD, LONGEST, Record, Unreadable};
+use crate::journal::{Beginning, Files, Journal, variable_path};
+use crate::lock::{exclude_readers, lock};
+use crate::merge::{Merged, merge, remove};
+use crate::record::{Definition, FULL, Record};
+use crate::variable::Variable;
 
 /// A journal may always grow to this length.
 const SHORT_JOURNAL: u64 = 256 << 20;
@@ -17,29 +22,11 @@ const SHORT_JOURNAL: u64 = 256 << 20;
 /// A server that starts waits for so long until nobody reads its files.
 const READERS: Duration = Duration::from_secs(60);
 
-struct Variable {
-    definition: Definition,
-    path: PathBuf,
-    file: File,
-}
-
-struct Journal {
-    path: PathBuf,
-    file: File,
-    number: u64,
-    /// The length of what it began with.
-    start: u64,
-    /// Where its last commit ends.
-    end: u64,
-}
-
 pub struct Store {
     folder: PathBuf,
     task: String,
     incarnations: Vec<u64>,
     variables: BTreeMap<u32, Variable>,
-    /// Files of variables that no longer exist, but with which the journal begins.
-    gone: Vec<PathBuf>,
     /// Variables that are new, or gone, since the last commit. A flush that fails leaves them to the next one.
     new: BTreeMap<u32, Definition>,
     lost: BTreeSet<u32>,
@@ -48,8 +35,22 @@ pub struct Store {
     flush: u64,
     time: u64,
     journal: Journal,
+    /// The journal before, until the files of the variables have what is in it, and the thread that writes that.
+    old: Option<Arc<Journal>>,
+    merging: Option<JoinHandle<Result<(), StateError>>>,
+    merges: Merges,
     short_journal: u64,
     _lock: File,
+}
+
+/// When an old journal goes to the files of the variables.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Merges {
+    /// In a thread, while the new one grows.
+    Beside,
+    AtOnce,
+    Never,
 }
 
 /// What a flush has written.
@@ -67,46 +68,49 @@ impl Store {
         builder.recursive(true).mode(0o700).create(folder).map_err(at(folder, "create the folder"))?;
         let lock = lock(folder)?;
         let Files { journals, variables } = Files::list(folder, task)?;
-        let Some(number) = journals.last() else {
+        let Some((number, older)) = journals.split_last() else {
             if let Some(id) = variables.first() {
                 return Err(StateError::Foreign { path: variable_path(folder, *id), task: task.into() });
             }
             let time = now();
             let beginning = Beginning { task, incarnations, variables: &BTreeMap::new(), calls: &[], flush: 0, time };
             let journal = Journal::begin(folder, 1, &beginning)?;
-            return Ok(Self::new(folder, task, incarnations.to_vec(), journal, lock));
+            let merged = merge(folder, task, &journal, true)?;
+            return Ok(Self::new(folder, task, journal, merged, lock));
         };
         let journal = Journal::recover(folder, *number, task)?;
-        let mut store = Self::new(folder, task, Vec::new(), journal, lock);
         let _alone = wait_for_readers(folder)?;
-        store.apply(true)?;
-        for number in &journals[..journals.len() - 1] {
-            let path = journal_path(folder, *number);
-            fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
+        for number in older {
+            let journal = Journal::recover(folder, *number, task)?;
+            remove(folder, &journal, &merge(folder, task, &journal, true)?)?;
         }
-        for id in variables.iter().filter(|id| !store.variables.contains_key(id)) {
+        let merged = merge(folder, task, &journal, true)?;
+        for id in variables.iter().filter(|id| !merged.variables.contains_key(id)) {
             let path = variable_path(folder, *id);
-            if !store.gone.contains(&path) {
+            if !merged.gone.contains(&path) && path.exists() {
                 fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
             }
         }
-        Ok(store)
+        Ok(Self::new(folder, task, journal, merged, lock))
     }
 
-    fn new(folder: &Path, task: &str, incarnations: Vec<u64>, journal: Journal, lock: File) -> Self {
+    fn new(folder: &Path, task: &str, journal: Journal, merged: Merged, lock: File) -> Self {
+        let Merged { incarnations, variables, next_id, calls, flush, time, .. } = merged;
         Self {
             folder: folder.into(),
             task: task.into(),
             incarnations,
-            variables: BTreeMap::new(),
-            gone: Vec::new(),
+            variables,
             new: BTreeMap::new(),
             lost: BTreeSet::new(),
-            next_id: 1,
-            calls: Vec::new(),
-            flush: 0,
-            time: 0,
+            next_id,
+            calls,
+            flush,
+            time,
             journal,
+            old: None,
+            merging: None,
+            merges: Merges::Beside,
             short_journal: SHORT_JOURNAL,
             _lock: lock,
         }
@@ -143,10 +147,7 @@ impl Store {
 
     /// Begins a flush. What one wrote that was not committed is dropped.
     pub fn begin(&mut self) -> Result<Flush<'_>, StateError> {
-        let Journal { start, end, .. } = self.journal;
-        if end - start > self.bytes().max(self.short_journal) {
-            self.change_journals()?;
-        }
+        self.change_journals()?;
         let Journal { path, file, end, .. } = &self.journal;
         file.set_len(*end).map_err(at(path, "shorten"))?;
         let at = *end;
@@ -160,298 +161,61 @@ impl Store {
         Ok(flush)
     }
 
-    /// What is committed in the journal goes to the files of the variables. `recovers`: they must be there already, if
-    /// the journal began with them.
-    fn apply(&mut self, recovers: bool) -> Result<(), StateError> {
-        let Self { folder, task, incarnations, variables, gone, next_id, calls, flush, time, journal, .. } = self;
-        let Journal { path, file, end, .. } = journal;
-        let (mut must_exist, mut rows) = (recovers, Vec::new());
-        // The journal has all of them.
-        variables.clear();
-        gone.clear();
-        each(file, path, 0, *end, |(position, _), record| {
-            match record {
-                Record::Header { task: found, .. } if found != task => {
-                    return Err(StateError::OtherTask { path: path.clone(), found: found.into(), task: task.clone() });
-                }
-                Record::Header { incarnations: found, .. } => *incarnations = found,
-                Record::Variable { id, definition } => {
-                    *next_id = id.saturating_add(1).max(*next_id);
-                    variables.insert(id, Variable::open(folder, id, definition, must_exist)?);
-                }
-                Record::Rows { id, .. } => rows.push((id, position)),
-                Record::Gone { id } => gone.extend(variables.remove(&id).map(|variable| variable.path)),
-                Record::Calls(found) => *calls = found.to_vec(),
-                Record::Commit { flush: number, time: then } => {
-                    (*flush, *time) = (number, then);
-                    must_exist = false;
-                }
-            }
-            Ok(())
-        })?;
-        // Each row once: the last one counts.
-        let mut written: BTreeMap<u32, Rows> = BTreeMap::new();
-        for (id, position) in rows.into_iter().rev() {
-            let Some(variable) = variables.get(&id) else { continue };
-            let written = written.entry(id).or_insert_with(|| Rows::none_of(variable.definition.rows));
-            let next = after(file, path, position, *end)?.unwrap_or(position);
-            each(file, path, position, next, |_, record| {
-                let Record::Rows { runs, content, .. } = record else { return Ok(()) };
-                let why = || "it has rows that the variable does not have".into();
-                let wrong = || StateError::Damaged { path: path.clone(), at: position, why: why() };
-                variable.write(&runs, content, written)?.ok_or_else(wrong)
-            })?;
-        }
-        Ok(())
-    }
-
+    /// Begins a new journal if this one is long, and sees to it that the old one goes to the files of the variables.
     fn change_journals(&mut self) -> Result<(), StateError> {
+        let is_long = self.journal.end - self.journal.start > self.bytes().max(self.short_journal);
+        let waits = is_long || self.merges == Merges::AtOnce;
+        self.end_merge(|thread| waits || thread.is_finished())?;
+        // A flush that has failed may have left variables to the next one, which then are in no list yet.
+        let may_begin = is_long && self.new.is_empty() && self.lost.is_empty();
+        if self.merging.is_some() || (self.old.is_none() && !may_begin) {
+            return Ok(());
+        }
         // While somebody reads, the journal grows.
-        let Some(_alone) = exclude_readers(&self.folder)? else { return Ok(()) };
-        self.apply(false)?;
-        for Variable { path, file, .. } in self.variables.values() {
-            file.sync_data().map_err(at(path, "synchronise"))?;
+        let Some(alone) = exclude_readers(&self.folder)? else { return Ok(()) };
+        let Self { folder, task, incarnations, variables, calls, flush, time, journal, old, .. } = self;
+        if old.is_none() {
+            let beginning = Beginning { task, incarnations, variables, calls, flush: *flush, time: *time };
+            let new = Journal::begin(folder, journal.number + 1, &beginning)?;
+            *old = Some(Arc::new(std::mem::replace(journal, new)));
         }
-        let Self { folder, task, incarnations, variables, calls, flush, time, journal, .. } = self;
-        let beginning = Beginning { task, incarnations, variables, calls, flush: *flush, time: *time };
-        let new = Journal::begin(folder, journal.number + 1, &beginning)?;
-        let old = std::mem::replace(journal, new);
-        let gone = std::mem::take(&mut self.gone);
-        let remove = |path: &PathBuf| fs::remove_file(path).map_err(at(path, "remove the file"));
-        [old.path].iter().chain(&gone).try_for_each(remove)
-    }
-
-    /// Journals end early, for tests.
-    #[doc(hidden)]
-    pub fn limit_journal(&mut self, bytes: u64) {
-        self.short_journal = bytes;
-    }
-}
-
-impl Variable {
-    fn open(folder: &Path, id: u32, definition: Definition, must_exist: bool) -> Result<Self, StateError> {
-        let path = variable_path(folder, id);
-        // `Record::read` has checked it.
-        let expected = definition.size().unwrap_or_default();
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(!must_exist).open(&path).map_err(at(&path, "open"))?;
-        let bytes = file.metadata().map_err(at(&path, "examine"))?.len();
-        if must_exist && bytes != expected {
-            return Err(StateError::Length { path, bytes, expected });
-        }
-        file.set_len(expected).map_err(at(&path, "lengthen"))?;
-        Ok(Self { definition, path, file })
-    }
-
-    /// Writes those rows that were not written yet. None: they are not all rows of this variable.
-    fn write(&self, runs: &[(u64, u64)], content: &[u8], written: &mut Rows) -> Result<Option<()>, StateError> {
-        let Definition { rows, row_bytes, .. } = self.definition;
-        let mut window = Window { variable: self, first: 0, patches: Vec::new(), content };
-        let mut from = 0;
-        for (first, count) in runs {
-            if first.checked_add(*count).is_none_or(|end| end > rows) {
-                return Ok(None);
-            }
-            let Some(part) = record::part(from, *count, row_bytes, content) else { return Ok(None) };
-            from += part.len() as u64;
-            let mut row = *first;
-            while row < first + count {
-                let is_old = written.has(row);
-                let same = (row..first + count).take_while(|row| written.has(*row) == is_old).count() as u64;
-                if !is_old {
-                    (row..row + same).for_each(|row| written.add(row));
-                    let start = part.start + record::size(row - first, row_bytes);
-                    window.add(row * row_bytes, start..start + record::size(same, row_bytes))?;
-                }
-                row += same;
-            }
-        }
-        window.write()?;
-        Ok(Some(()))
-    }
-}
-
-/// Some rows of a variable, a bit for each.
-struct Rows(Vec<u64>);
-
-impl Rows {
-    fn none_of(rows: u64) -> Self {
-        // As many words as memory allows: the rows are in a file of this machine.
-        Self(vec![0; usize::try_from(rows.div_ceil(64)).unwrap_or(usize::MAX)])
-    }
-
-    fn place(row: u64) -> (usize, u64) {
-        (usize::try_from(row / 64).unwrap_or(usize::MAX), 1 << (row % 64))
-    }
-
-    fn has(&self, row: u64) -> bool {
-        let (word, bit) = Self::place(row);
-        self.0.get(word).is_some_and(|word| word & bit != 0)
-    }
-
-    fn add(&mut self, row: u64) {
-        let (word, bit) = Self::place(row);
-        self.0[word] |= bit;
-    }
-}
-
-/// Rows that lie close to each other in the file. If they are dense, all between the first and the last is read and
-/// written at once.
-struct Window<'a> {
-    variable: &'a Variable,
-    first: u64,
-    /// Places in the file, and in the content.
-    patches: Vec<(u64, Range<usize>)>,
-    content: &'a [u8],
-}
-
-impl Window<'_> {
-    const LONGEST: u64 = 1 << 20;
-    /// A row in each page.
-    const DENSE: u64 = 4096;
-
-    fn add(&mut self, place: u64, part: Range<usize>) -> Result<(), StateError> {
-        if self.patches.is_empty() || place + part.len() as u64 > self.first + Self::LONGEST {
-            self.write()?;
-            self.first = place;
-        }
-        self.patches.push((place, part));
-        Ok(())
-    }
-
-    fn write(&mut self) -> Result<(), StateError> {
-        let Variable { file, path, .. } = self.variable;
-        let patches = std::mem::take(&mut self.patches);
-        let Some((last, part)) = patches.last() else { return Ok(()) };
-        let length = last + part.len() as u64 - self.first;
-        if patches.len() == 1 || length / patches.len() as u64 > Self::DENSE {
-            let write = |(place, part): (u64, Range<usize>)| file.write_all_at(&self.content[part], place);
-            return patches.into_iter().try_for_each(write).map_err(at(path, "write"));
-        }
-        let mut all = vec![0; usize::try_from(length).unwrap_or_default()];
-        file.read_exact_at(&mut all, self.first).map_err(at(path, "read"))?;
-        for (place, part) in patches {
-            let start = usize::try_from(place - self.first).unwrap_or_default();
-            all[start..start + part.len()].copy_from_slice(&self.content[part]);
-        }
-        file.write_all_at(&all, self.first).map_err(at(path, "write"))
-    }
-}
-
-/// What a journal begins with.
-struct Beginning<'a> {
-    task: &'a str,
-    incarnations: &'a [u64],
-    variables: &'a BTreeMap<u32, Variable>,
-    calls: &'a [u8],
-    flush: u64,
-    time: u64,
-}
-
-impl Journal {
-    fn begin(folder: &Path, number: u64, beginning: &Beginning<'_>) -> Result<Self, StateError> {
-        let Beginning { task, incarnations, variables, calls, flush, time } = *beginning;
-        let mut content = Vec::new();
-        Record::Header { task, incarnations: incarnations.to_vec() }.write(&mut content);
-        for (id, variable) in variables {
-            Record::Variable { id: *id, definition: variable.definition.clone() }.write(&mut content);
-        }
-        Record::Calls(calls).write(&mut content);
-        Record::Commit { flush, time }.write(&mut content);
-        let path = journal_path(folder, number);
-        let new = path.with_extension("new");
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(true).open(&new).map_err(at(&new, "create"))?;
-        file.write_all_at(&content, 0).map_err(at(&new, "write"))?;
-        file.sync_all().map_err(at(&new, "synchronise"))?;
-        fs::rename(&new, &path).map_err(at(&new, "rename"))?;
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder, "synchronise"))?;
-        let end = content.len() as u64;
-        Ok(Self { path, file, number, start: end, end })
-    }
-
-    /// Finds the last commit, and cuts off what follows.
-    fn recover(folder: &Path, number: u64, task: &str) -> Result<Self, StateError> {
-        let path = journal_path(folder, number);
-        let file = OpenOptions::new().read(true).write(true).open(&path).map_err(at(&path, "open"))?;
-        let length = file.metadata().map_err(at(&path, "examine"))?.len();
-        let Some((start, end)) = commits(&file, &path, length)? else {
-            return Err(StateError::Foreign { path, task: task.into() });
+        let Some(old) = old.clone().filter(|_| self.merges != Merges::Never) else { return Ok(()) };
+        let (folder, task) = (self.folder.clone(), self.task.clone());
+        let run = move || {
+            let _alone = alone;
+            remove(&folder, &old, &merge(&folder, &task, &old, false)?)
         };
-        file.set_len(end).map_err(at(&path, "shorten"))?;
-        Ok(Self { path, file, number, start, end })
+        let thread = std::thread::Builder::new().name("starwire-merge".into()).spawn(run);
+        self.merging = Some(thread.map_err(at(&self.folder, "merge a journal"))?);
+        let is_at_once = self.merges == Merges::AtOnce;
+        self.end_merge(|_| is_at_once)
     }
-}
 
-/// Where the first and the last commit of a journal end. None: it does not begin as journals do.
-pub(crate) fn commits(file: &File, path: &Path, length: u64) -> Result<Option<(u64, u64)>, StateError> {
-    let (mut begins, mut start, mut end) = (false, 0, 0);
-    let stop = each(file, path, 0, length, |span, record| {
-        match record {
-            Record::Header { .. } => begins |= span.0 == 0,
-            Record::Commit { .. } => {
-                start = if end == 0 { span.1 } else { start };
-                end = span.1;
-            }
-            _ => {}
+    fn end_merge(
+        &mut self,
+        is_due: impl FnOnce(&JoinHandle<Result<(), StateError>>) -> bool,
+    ) -> Result<(), StateError> {
+        if let Some(thread) = self.merging.take_if(|thread| is_due(thread)) {
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            self.old = None;
         }
         Ok(())
-    })?;
-    if !begins {
-        return Ok(None);
     }
-    let mut commits_follow = false;
-    if let Some(next) = after(file, path, stop, length)? {
-        each(file, path, next, length, |_, record| {
-            commits_follow |= matches!(record, Record::Commit { .. });
-            Ok(())
-        })?;
+
+    /// For tests: how long a journal gets, and what happens then.
+    #[doc(hidden)]
+    pub fn set_journals(&mut self, bytes: u64, merges: Merges) {
+        (self.short_journal, self.merges) = (bytes, merges);
     }
-    if end == 0 || commits_follow {
-        let why = "its checksum is wrong, and what follows it was written later".into();
-        return Err(StateError::Damaged { path: path.into(), at: stop, why });
-    }
-    Ok(Some((start, end)))
 }
 
-/// Calls `visit` with each whole record between these positions, and where it begins and ends. Returns where the first
-/// one begins that is not whole, or `to`.
-pub(crate) fn each(
-    file: &File,
-    path: &Path,
-    from: u64,
-    to: u64,
-    mut visit: impl FnMut((u64, u64), Record<'_>) -> Result<(), StateError>,
-) -> Result<u64, StateError> {
-    let (mut position, mut content) = (from, Vec::new());
-    while let Some(next) = after(file, path, position, to)? {
-        let mut head = [0; HEAD];
-        file.read_exact_at(&mut head, position).map_err(at(path, "read"))?;
-        // `after` has bounded it.
-        content.resize(usize::try_from(record::length(&head)).unwrap_or_default(), 0);
-        file.read_exact_at(&mut content, position + HEAD as u64).map_err(at(path, "read"))?;
-        if !record::is_whole(&head, &content) {
-            break;
+impl Drop for Store {
+    /// Another process may use the folder once this has ended.
+    fn drop(&mut self) {
+        if let Some(thread) = self.merging.take() {
+            let _ = thread.join();
         }
-        let record = record::read(head[HEAD - 1], &content).map_err(|unreadable| match unreadable {
-            Unreadable::Version(found) => StateError::OtherVersion { path: path.into(), found, known: record::VERSION },
-            Unreadable::Content(why) => StateError::Damaged { path: path.into(), at: position, why: why.into() },
-        })?;
-        visit((position, next), record)?;
-        position = next;
     }
-    Ok(position)
-}
-
-/// Where the record ends that begins here, by its length. None: it is longer than the file.
-fn after(file: &File, path: &Path, position: u64, to: u64) -> Result<Option<u64>, StateError> {
-    if to.saturating_sub(position) < HEAD as u64 {
-        return Ok(None);
-    }
-    let mut head = [0; HEAD];
-    file.read_exact_at(&mut head, position).map_err(at(path, "read"))?;
-    let length = record::length(&head);
-    Ok((length <= LONGEST && length <= to - position - HEAD as u64).then(|| position + HEAD as u64 + length))
 }
 
 /// Changes on their way into the journal. They count once they are committed.
@@ -549,7 +313,7 @@ impl Flush<'_> {
             store.new.remove(&id);
         }
         for id in std::mem::take(&mut store.lost) {
-            store.gone.extend(store.variables.remove(&id).map(|variable| variable.path));
+            store.variables.remove(&id);
         }
         Ok(Committed { bytes })
     }
@@ -582,51 +346,6 @@ impl Flush<'_> {
     }
 }
 
-/// The files of a folder, by number.
-struct Files {
-    journals: Vec<u64>,
-    variables: Vec<u32>,
-}
-
-impl Files {
-    /// Removes journals that were not finished.
-    fn list(folder: &Path, task: &str) -> Result<Self, StateError> {
-        let mut files = Self { journals: Vec::new(), variables: Vec::new() };
-        for entry in fs::read_dir(folder).map_err(at(folder, "list"))? {
-            let path = entry.map_err(at(folder, "list"))?.path();
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if let Some(number) = number_after("journal-", name) {
-                files.journals.push(number);
-            } else if let Some(id) = number_after("variable-", name).and_then(|id| id.try_into().ok()) {
-                files.variables.push(id);
-            } else if name.starts_with("journal-") && name.ends_with(".new") {
-                fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
-            } else if name != LOCK {
-                return Err(StateError::Foreign { path, task: task.into() });
-            }
-        }
-        files.journals.sort_unstable();
-        files.variables.sort_unstable();
-        Ok(files)
-    }
-}
-
-/// The number in a file's name.
-fn number_after(prefix: &str, name: &str) -> Option<u64> {
-    let digits = name.strip_prefix(prefix).filter(|rest| rest.bytes().all(|b| b.is_ascii_digit()))?;
-    digits.parse().ok()
-}
-
-/// The newest journal of a folder.
-pub(crate) fn newest_journal(folder: &Path) -> Result<Option<PathBuf>, StateError> {
-    let mut newest = None;
-    for entry in fs::read_dir(folder).map_err(at(folder, "list"))? {
-        let entry = entry.map_err(at(folder, "list"))?;
-        newest = newest.max(entry.file_name().to_str().and_then(|name| number_after("journal-", name)));
-    }
-    Ok(newest.map(|number| journal_path(folder, number)))
-}
-
 /// For a short time: whoever reads copies files.
 fn wait_for_readers(folder: &Path) -> Result<File, StateError> {
     let until = Instant::now() + READERS;
@@ -637,14 +356,6 @@ fn wait_for_readers(folder: &Path) -> Result<File, StateError> {
             None => std::thread::sleep(Duration::from_millis(20)),
         }
     }
-}
-
-fn journal_path(folder: &Path, number: u64) -> PathBuf {
-    folder.join(format!("journal-{number}"))
-}
-
-pub(crate) fn variable_path(folder: &Path, id: u32) -> PathBuf {
-    folder.join(format!("variable-{id}"))
 }
 
 /// Milliseconds of Unix time.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
-use starwire_state::{Definition, Snapshot, StateError, Store};
+use starwire_state::{Definition, Merges, Snapshot, StateError, Store};
 
 const TASK: &str = "/job:ps/replica:0/task:0";
 
@@ -31,9 +31,15 @@ impl Folder {
         paths.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(prefix)).collect()
     }
 
+    /// The only one.
     fn journal(&self) -> PathBuf {
         let [journal] = &self.files("journal-")[..] else { panic!("one journal") };
         journal.clone()
+    }
+
+    fn newest_journal(&self) -> PathBuf {
+        let number = |path: &PathBuf| path.to_str()?.rsplit('-').next()?.parse::<u64>().ok();
+        self.files("journal-").into_iter().max_by_key(number).unwrap()
     }
 }
 
@@ -137,8 +143,12 @@ enum End {
     },
     /// The process dies after the commit.
     CommitAndDies,
-    /// The same, and the files of the variables are as old as this journal allows.
+    /// The same, and the files of the variables are as old as the journals allow.
     LosesPower,
+    /// The process dies when the next flush begins: in a merge, if there is one, when some files are still old.
+    DiesInMerge {
+        old: u8,
+    },
 }
 
 fn changes() -> impl Strategy<Value = Vec<Change>> {
@@ -159,6 +169,7 @@ fn end() -> impl Strategy<Value = End> {
         2 => (0..2000u64).prop_map(|leaves| End::Dies { leaves }),
         1 => Just(End::CommitAndDies),
         2 => Just(End::LosesPower),
+        2 => any::<u8>().prop_map(|old| End::DiesInMerge { old }),
     ]
 }
 
@@ -193,9 +204,16 @@ fn make(changes: &[Change], flush: &mut starwire_state::Flush<'_>, model: &mut M
     }
 }
 
-/// The files of the variables.
-fn files_of(folder: &Folder) -> Vec<(PathBuf, Vec<u8>)> {
-    folder.files("variable-").into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+fn files_of(folder: &Folder, prefix: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    folder.files(prefix).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+fn put_back<'a>(files: impl Iterator<Item = &'a (PathBuf, Vec<u8>)>) {
+    files.for_each(|(path, content)| fs::write(path, content).unwrap());
+}
+
+fn merges() -> impl Strategy<Value = Merges> {
+    prop_oneof![Just(Merges::Beside), Just(Merges::AtOnce), Just(Merges::Never)]
 }
 
 proptest! {
@@ -203,31 +221,39 @@ proptest! {
 
     #[test]
     fn what_was_committed_is_there_and_nothing_else(
-        flushes in prop::collection::vec((changes(), end(), any::<u8>(), any::<bool>()), 1..14),
+        flushes in prop::collection::vec((changes(), end(), any::<u8>(), any::<bool>(), merges()), 1..14),
         limit in 0..2000u64,
     ) {
         let folder = Folder::new();
         let (mut model, mut older) = (Model::default(), Model::default());
         let mut store = folder.open().unwrap();
-        store.limit_journal(limit);
-        // As they were when the journal began: whatever was written to them since may be lost with the power.
-        let (mut journal, mut safe) = (folder.journal(), files_of(&folder));
-        for (changes, end, calls, reads) in flushes {
+        // As they were when the oldest journal began: whatever was written to them since may be lost with the power.
+        let (mut oldest, mut safe) = (folder.journal(), files_of(&folder, "variable-"));
+        for (changes, end, calls, reads, merges) in flushes {
+            // Otherwise it is not known when a merge ends.
+            let merges = if end == End::Commit || merges != Merges::Beside { merges } else { Merges::AtOnce };
+            store.set_journals(limit, merges);
             let mut next = model.clone();
             let reader = reads.then(|| (Snapshot::open(&folder.0).unwrap(), model.clone()));
             if let Some((snapshot, model)) = &reader {
                 assert_changes(&folder, snapshot, &older, model);
                 older = model.clone();
             }
-            let mut flush = store.begin().unwrap();
-            if folder.journal() != journal {
-                (journal, safe) = (folder.journal(), files_of(&folder));
+            let newest = folder.newest_journal();
+            drop(store.begin().unwrap());
+            // A reader may have kept it from merging.
+            let journals = folder.files("journal-");
+            if merges == Merges::AtOnce && journals.len() == 1 && journals[0] != oldest {
+                (oldest, safe) = (folder.journal(), files_of(&folder, "variable-"));
+                prop_assert!(oldest == newest || safe.len() == model.variables.len(), "variables that are gone");
             }
+            let mut flush = store.begin().unwrap();
             make(&changes, &mut flush, &mut next);
             let finish = || reader.iter().for_each(|(snapshot, model)| assert_reads(&folder, snapshot, model));
             if let End::Dies { leaves } = end {
                 drop(flush);
                 finish();
+                let journal = folder.newest_journal();
                 let length = fs::metadata(&journal).unwrap().len();
                 drop(store);
                 fs::OpenOptions::new().write(true).open(&journal).unwrap().set_len(length.saturating_sub(leaves).max(
@@ -238,22 +264,39 @@ proptest! {
                 finish();
                 (next.calls, next.flush) = (vec![calls; 3], next.flush + 1);
                 model = next;
-                if end == End::Commit {
-                    continue;
-                }
-                drop((store, reader));
-                if end == End::LosesPower {
-                    for (path, content) in &safe {
-                        fs::write(path, content).unwrap();
+                drop(reader);
+                match end {
+                    End::Commit => continue,
+                    End::LosesPower => {
+                        drop(store);
+                        if folder.files("journal-").contains(&oldest) {
+                            put_back(safe.iter());
+                        }
                     }
+                    End::DiesInMerge { old } => {
+                        // One that is under way ends first.
+                        store.set_journals(u64::MAX, Merges::AtOnce);
+                        drop(store.begin().unwrap());
+                        let before = [files_of(&folder, "journal-"), files_of(&folder, "variable-")].concat();
+                        store.set_journals(0, Merges::AtOnce);
+                        drop(store.begin().unwrap());
+                        drop(store);
+                        let is_old = |(at, file): &(usize, _)| *at == 0 || old >> (at % 8) & 1 != 0 || !file_exists(file);
+                        put_back(before.iter().enumerate().filter(is_old).map(|(_, file)| file));
+                    }
+                    End::Dies { .. } | End::CommitAndDies => drop(store),
                 }
             }
             store = folder.open().unwrap();
-            store.limit_journal(limit);
             prop_assert_eq!(&state_of(&store), &model);
             prop_assert_eq!(store.incarnations(), [1, 2]);
+            (oldest, safe) = (folder.journal(), files_of(&folder, "variable-"));
         }
     }
+}
+
+fn file_exists((path, _): &&(PathBuf, Vec<u8>)) -> bool {
+    path.exists()
 }
 
 #[test]
@@ -261,7 +304,7 @@ fn the_files_of_variables_do_not_change_while_somebody_reads_them() {
     let folder = Folder::new();
     let mut store = folder.open().unwrap();
     assert!(matches!(Snapshot::open(&folder.0.join("none")), Err(StateError::Io { .. })));
-    store.limit_journal(0);
+    store.set_journals(0, Merges::AtOnce);
     let mut model = Model::default();
     let mut write = |store: &mut Store, changes: &[Change]| {
         let mut flush = store.begin().unwrap();
@@ -287,7 +330,7 @@ fn the_files_of_variables_do_not_change_while_somebody_reads_them() {
     let snapshot = Snapshot::open(&folder.0).unwrap();
     assert!(!assert_changes(&folder, &snapshot, &before, &after), "the journal is younger");
     drop(snapshot);
-    store.limit_journal(1 << 20);
+    store.set_journals(1 << 20, Merges::AtOnce);
     let newer = write(&mut store, &[Change::Rows { variable: 1, first: 1, count: 1, content: 9 }]);
     let snapshot = Snapshot::open(&folder.0).unwrap();
     assert!(assert_changes(&folder, &snapshot, &after, &newer));
@@ -423,7 +466,7 @@ fn damage_before_a_commit_is_an_error_and_after_the_last_one_is_cut_off() {
 fn a_newer_format_and_a_variable_of_another_length_are_errors() {
     let folder = filled();
     let mut store = folder.open().unwrap();
-    store.limit_journal(0);
+    store.set_journals(0, Merges::AtOnce);
     // A journal that begins with the variable.
     drop(store.begin().unwrap());
     drop(store);
@@ -444,10 +487,10 @@ fn a_newer_format_and_a_variable_of_another_length_are_errors() {
 }
 
 #[test]
-fn a_folder_takes_at_most_twice_the_variables_and_a_flush() {
+fn a_folder_takes_at_most_three_times_the_variables_and_a_flush() {
     let folder = Folder::new();
     let mut store = folder.open().unwrap();
-    store.limit_journal(0);
+    store.set_journals(0, Merges::Beside);
     let mut flush = store.begin().unwrap();
     let id = flush.variable(definition(1000, 100));
     flush.rows(id, 0, &vec![1; 100_000]);
@@ -456,7 +499,37 @@ fn a_folder_takes_at_most_twice_the_variables_and_a_flush() {
         let mut flush = store.begin().unwrap();
         flush.rows(id, round % 90 * 10, &[2; 10_000]);
         assert!(flush.commit(b"").unwrap().bytes < 10_200);
-        let bytes: u64 = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
-        assert!(bytes < 212_000, "{bytes}");
+        let length = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.len());
+        let bytes: u64 = fs::read_dir(&folder.0).unwrap().map(|entry| length(entry.unwrap().path())).sum();
+        assert!(bytes < 324_000, "{bytes}");
     }
+}
+
+#[test]
+fn a_reader_has_what_is_in_an_old_journal() {
+    let folder = Folder::new();
+    let mut store = folder.open().unwrap();
+    let mut model = Model::default();
+    let mut write = |store: &mut Store, changes: &[Change]| {
+        let mut flush = store.begin().unwrap();
+        make(changes, &mut flush, &mut model);
+        flush.commit(b"").unwrap();
+        model.flush += 1;
+        model.clone()
+    };
+    let first = write(&mut store, &[Change::New { rows: 9, row_bytes: 8, content: 1 }]);
+    write(
+        &mut store,
+        &[Change::New { rows: 4, row_bytes: 2, content: 1 }, Change::New { rows: 1, row_bytes: 2, content: 1 }],
+    );
+    store.set_journals(0, Merges::Never);
+    write(&mut store, &[Change::Rows { variable: 0, first: 2, count: 3, content: 4 }, Change::Gone { variable: 1 }]);
+    let last = write(&mut store, &[Change::Rows { variable: 0, first: 4, count: 3, content: 5 }]);
+    assert_eq!(folder.files("journal-").len(), 2, "the second is not followed by a third while the first is there");
+    let snapshot = Snapshot::open(&folder.0).unwrap();
+    assert_reads(&folder, &snapshot, &last);
+    assert!(assert_changes(&folder, &snapshot, &first, &last));
+    drop((snapshot, store));
+    assert_eq!(state_of(&folder.open().unwrap()), last);
+    assert_eq!(folder.files("journal-").len(), 1);
 }

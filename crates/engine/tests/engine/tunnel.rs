@@ -127,7 +127,7 @@ fn an_end_of_either_task_ends_its_streams() {
 #[test]
 fn a_client_that_goes_away_takes_its_stream_with_it() {
     let (ps, worker) = pair(&[]);
-    for _ in 0..200 {
+    for _ in 0..50 {
         let (client, mut server) = (connect(tunnel_address(&worker, &ps)), ps.accepted());
         drop(client);
         assert_eq!(server.read(&mut [0; 1]).unwrap(), 0);
