@@ -8,15 +8,16 @@
 //! ```
 //!
 //! A flush goes to the newest journal. Bytes after its last commit are dropped. When a journal is longer than the
-//! variables, a new one begins; beside it, the last value of each row of the old one goes to the files of the variables,
-//! in place; they are synchronised, and the old journal is removed. A process that dies meanwhile leaves a journal from
-//! which the next one repeats that: rows are values, not differences, so that repeating does no harm. The folder takes
-//! at most three times the size of the variables, and the last flush.
+//! variables, a new one begins; beside it, the last value of each row of the old one goes to the files of the
+//! variables, in place; they are synchronised, and the old journal is removed. A process that dies meanwhile leaves a
+//! journal from which the next one repeats that: rows are values, not differences, so that repeating does no harm. The
+//! folder takes at most three times the size of the variables, and the last flush.
 
 #![deny(unsafe_code)]
 
 pub mod codec;
 mod error;
+mod files;
 mod journal;
 #[allow(unsafe_code)]
 mod lock;

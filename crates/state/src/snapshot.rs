@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{StateError, at};
-use crate::journal::{commits, each, journals, variable_path};
+use crate::files::{journals, variable_path};
+use crate::journal::{commits, each};
 use crate::lock::share;
 use crate::record::{self, Definition, Record};
 

@@ -10,7 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{StateError, at};
-use crate::journal::{Beginning, Files, Journal, variable_path};
+use crate::files::{Files, variable_path};
+use crate::journal::{Beginning, Journal};
 use crate::lock::{exclude_readers, lock};
 use crate::merge::{Merged, merge, remove};
 use crate::record::{Definition, FULL, Record};

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{StateError, at};
-use crate::journal::variable_path;
+use crate::files::variable_path;
 use crate::record::{self, Definition};
 
 pub struct Variable {

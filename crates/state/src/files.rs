@@ -1,0 +1,61 @@
+//! The names of the files in a folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{StateError, at};
+use crate::lock::LOCK;
+
+/// The files of a folder, by number.
+pub struct Files {
+    pub journals: Vec<u64>,
+    pub variables: Vec<u32>,
+}
+
+impl Files {
+    /// Removes journals that were not finished.
+    pub fn list(folder: &Path, task: &str) -> Result<Self, StateError> {
+        let mut files = Self { journals: Vec::new(), variables: Vec::new() };
+        for entry in fs::read_dir(folder).map_err(at(folder, "list"))? {
+            let path = entry.map_err(at(folder, "list"))?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if let Some(number) = number_after("journal-", name) {
+                files.journals.push(number);
+            } else if let Some(id) = number_after("variable-", name).and_then(|id| id.try_into().ok()) {
+                files.variables.push(id);
+            } else if name.starts_with("journal-") && name.ends_with(".new") {
+                fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
+            } else if name != LOCK {
+                return Err(StateError::Foreign { path, task: task.into() });
+            }
+        }
+        files.journals.sort_unstable();
+        files.variables.sort_unstable();
+        Ok(files)
+    }
+}
+
+/// The number in a file's name.
+fn number_after(prefix: &str, name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(prefix).filter(|rest| rest.bytes().all(|b| b.is_ascii_digit()))?;
+    digits.parse().ok()
+}
+
+/// The journals of a folder, the oldest first.
+pub fn journals(folder: &Path) -> Result<Vec<PathBuf>, StateError> {
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir(folder).map_err(at(folder, "list"))? {
+        let entry = entry.map_err(at(folder, "list"))?;
+        numbers.extend(entry.file_name().to_str().and_then(|name| number_after("journal-", name)));
+    }
+    numbers.sort_unstable();
+    Ok(numbers.into_iter().map(|number| journal_path(folder, number)).collect())
+}
+
+pub fn journal_path(folder: &Path, number: u64) -> PathBuf {
+    folder.join(format!("journal-{number}"))
+}
+
+pub fn variable_path(folder: &Path, id: u32) -> PathBuf {
+    folder.join(format!("variable-{id}"))
+}
