@@ -59,7 +59,6 @@ def share(found, shard):
     except ValueError:
         sys.exit(f"scripts/test: --shard {shlex.quote(shard)} is not K/N with K from 1 to N")
     shares = [[] for _ in range(count)]
-    work = lambda job: job.expected * job.cores  # noqa: E731
-    for job in sorted(found, key=lambda job: (-work(job), job.name)):
-        min(shares, key=lambda jobs: sum(map(work, jobs))).append(job)
+    for job in sorted(found, key=lambda job: (-job.work, job.name)):
+        min(shares, key=lambda jobs: sum(job.work for job in jobs)).append(job)
     return shares[number - 1]

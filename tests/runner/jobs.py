@@ -22,13 +22,18 @@ class Job:
     memory: float = 1
     # Seconds after which the job is ended: several times what it takes on a slow machine.
     limit: int = 900
-    # Seconds that it is expected to take on two quiet cores: long jobs start first, and shares of the deep suite are equal.
+    # Seconds that it is expected to take on two quiet cores: jobs with most work start first, and shares of the deep suite have as much.
     expected: int = 20
     environment: dict = field(default_factory=dict)
     # Who counts its tests: "pytest" and "nextest" report each test; any other job counts as one.
     report: str = ""
     # A service runs until the others have ended; the others wait for this file, for `limit` seconds.
     ready_file: str = ""
+
+    @property
+    def work(self):
+        """Seconds that it takes of a core."""
+        return self.expected * self.cores
 
     @property
     def stage(self):
@@ -59,14 +64,14 @@ class Settings:
         environment = {"STARWIRE_TEST_ZYGOTE": self.socket, **options.pop("environment", {})}
         # The library that stands in for libibverbs is one of the core's, and so is starctl.
         core = ("core",) if Path(path).name in ("test_verbs.py", "test_state.py") else ()
-        options = {"cores": 0.5, "needs": ("plugin", "packages", "zygote", *core), "expected": EXPECTED.get(Path(path).name, 20), **options}
+        options = {"cores": 0.4, "needs": ("plugin", "packages", "zygote", *core), "expected": EXPECTED.get(Path(path).name, 20), **options}
         job = self.pytest(f"{stage}/{Path(path).stem[len('test_'):]}", path, arguments, environment=environment, **options)
         job.command = f'keras="$({self.make} print-keras)" && export PYTHONPATH="$PYTHONPATH:$keras" && {job.command}'
         return job
 
     def swarm(self, name, arguments="", environment=None):
         environment = {"STARWIRE_SWARM": str(ROOT / "target/debug/swarm"), **(environment or {})}
-        return self.pytest(name, "tests/swarm", arguments, needs=("core", "plugin", "packages"), expected=60, environment=environment)
+        return self.pytest(name, "tests/swarm", arguments, cores=0.6, needs=("core", "plugin", "packages"), expected=60, environment=environment)
 
     def with_proof(self, kind, name, **options):
         """Tests that also run with TLS on all connections, or with a secret."""
@@ -119,7 +124,7 @@ def quick(s):
         Job("deploy", f"tests/deploy/run {shlex.quote(s.venv)}", needs=("packages",), expected=40, report="pytest", environment=PLUGIN),
         Job("examples", f"{s.library} && tests/runner/examples {s.python}", needs=("plugin", "packages"), memory=4, expected=100),
         s.pytest("runner", "tests/runner", needs=("packages",), memory=1),
-        s.pytest("package", "tests/package", expected=170, needs=("plugin", "packages", "zygote"), environment={"STARWIRE_TEST_ZYGOTE": s.socket}),
+        s.pytest("package", "tests/package", cores=0.5, expected=170, needs=("plugin", "packages", "zygote"), environment={"STARWIRE_TEST_ZYGOTE": s.socket}),
         s.pytest("page", "tests/page", cores=0.5, expected=40),
         s.swarm("swarm"),
         s.end_to_end("graphs", "tests/fuzz_graphs/test_graphs.py", cores=1, expected=60),

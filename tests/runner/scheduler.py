@@ -100,9 +100,9 @@ class Scheduler:
         self.ready_since = {}
 
     def _rank(self, job):
-        """Expected seconds of the longest chain of jobs that begins with this one."""
+        """Expected work of the chain of jobs that begins with this one and has most: small jobs fill the gaps, so they come last."""
         after = [other for other in self.jobs if job.name in other.needs]
-        return job.expected + max(map(self._rank, after), default=0)
+        return job.work + max(map(self._rank, after), default=0)
 
     def _ready(self, job):
         return all(self.done.get(name) == "passed" for name in job.needs)
