@@ -120,7 +120,7 @@ bench-executor: build #- Measure the executors' cost per kernel (1 min)
 TESTS = VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" python3 scripts/test
 
 .PHONY: test
-test: ## Run the tests (20 min; ONLY="rust abi python/star": only these jobs); times go to target/test/times.json
+test: ## Run the tests (17 min; ONLY="rust abi python/star": only these jobs); times go to target/test/times.json
 	@$(TESTS) $(ONLY)
 
 .PHONY: test-deep
