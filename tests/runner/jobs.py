@@ -64,7 +64,7 @@ class Settings:
         environment = {"STARWIRE_TEST_ZYGOTE": self.socket, **options.pop("environment", {})}
         # The library that stands in for libibverbs is one of the core's, and so is starctl.
         core = ("core",) if Path(path).name in ("test_verbs.py", "test_state.py") else ()
-        options = {"cores": 0.4, "needs": ("plugin", "packages", "zygote", *core), "expected": EXPECTED.get(Path(path).name, 20), **options}
+        options = {"cores": 0.5, "needs": ("plugin", "packages", "zygote", *core), "expected": EXPECTED.get(Path(path).name, 20), **options}
         job = self.pytest(f"{stage}/{Path(path).stem[len('test_'):]}", path, arguments, environment=environment, **options)
         job.command = f'keras="$({self.make} print-keras)" && export PYTHONPATH="$PYTHONPATH:$keras" && {job.command}'
         return job
