@@ -204,6 +204,15 @@ fn make(changes: &[Change], flush: &mut starwire_state::Flush<'_>, model: &mut M
     }
 }
 
+/// One flush; returns what the state then should be.
+fn write(store: &mut Store, model: &mut Model, changes: &[Change]) -> Model {
+    let mut flush = store.begin().unwrap();
+    make(changes, &mut flush, model);
+    flush.commit(b"").unwrap();
+    model.flush += 1;
+    model.clone()
+}
+
 fn files_of(folder: &Folder, prefix: &str) -> Vec<(PathBuf, Vec<u8>)> {
     folder.files(prefix).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
@@ -306,13 +315,7 @@ fn the_files_of_variables_do_not_change_while_somebody_reads_them() {
     assert!(matches!(Snapshot::open(&folder.0.join("none")), Err(StateError::Io { .. })));
     store.set_journals(0, Merges::AtOnce);
     let mut model = Model::default();
-    let mut write = |store: &mut Store, changes: &[Change]| {
-        let mut flush = store.begin().unwrap();
-        make(changes, &mut flush, &mut model);
-        flush.commit(b"").unwrap();
-        model.flush += 1;
-        model.clone()
-    };
+    let mut write = |store: &mut Store, changes: &[Change]| write(store, &mut model, changes);
     write(&mut store, &[Change::New { rows: 9, row_bytes: 8, content: 1 }]);
     let first = folder.journal();
     let before = write(&mut store, &[Change::Rows { variable: 0, first: 3, count: 2, content: 2 }]);
@@ -510,13 +513,7 @@ fn a_reader_has_what_is_in_an_old_journal() {
     let folder = Folder::new();
     let mut store = folder.open().unwrap();
     let mut model = Model::default();
-    let mut write = |store: &mut Store, changes: &[Change]| {
-        let mut flush = store.begin().unwrap();
-        make(changes, &mut flush, &mut model);
-        flush.commit(b"").unwrap();
-        model.flush += 1;
-        model.clone()
-    };
+    let mut write = |store: &mut Store, changes: &[Change]| write(store, &mut model, changes);
     let first = write(&mut store, &[Change::New { rows: 9, row_bytes: 8, content: 1 }]);
     write(
         &mut store,
