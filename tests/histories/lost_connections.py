@@ -8,8 +8,8 @@ SIZE = 3000
 
 
 def count(target, steps, folder):
-    """Returns how many steps failed, and the value of each variable, which each step that did not fail has raised by one. While there is a file `steps` in the folder,
-    which has a byte for each step, connections may be lost."""
+    """Returns the errors of the steps that failed, and the value of each variable, which each other step has raised by one. While there is a file `steps` in
+    the folder, which has a byte for each step, connections may be lost."""
     with tf.Graph().as_default():
         with one().device("/job:ps/task:0"):
             numbers = [one().get_variable(f"n{kind}", initializer=0.0, use_resource=kind) for kind in (False, True)]
@@ -21,7 +21,7 @@ def count(target, steps, folder):
             pushes = [one().assign_add(variable, ones) for variable in vectors]
             counters = [one().assign_add(variable, 1.0) for variable in numbers]
             step = tf.group(*[update.op for update in pushes + counters])
-        failed, session = 0, one().Session(target)
+        failed, session = [], one().Session(target)
         session.run(one().global_variables_initializer())
         session.run([step, *reads])  # the master tells the server of the graph
         session.run(reads)
@@ -31,8 +31,8 @@ def count(target, steps, folder):
             for _ in range(steps - 2):
                 try:
                     session.run(step)
-                except tf.errors.UnavailableError:
-                    failed += 1
+                except tf.errors.UnavailableError as error:
+                    failed.append(str(error))
                 made.write(b".")
         begun.unlink()
         while True:

@@ -212,4 +212,4 @@ def test_lost_connections_fail_no_step_of_star_calls(proof, monkeypatch, tmp_pat
             runner.close()
             network.close()
         assert protocol == "grpc++" or counts == [STEPS] * 4, (protocol, failed, counts)
-    assert failed.pop("grpc++", 1) > 0 and set(failed.values()) == {0}, failed
+    assert failed.pop("grpc++", True) and not any(failed.values()), failed
