@@ -18,6 +18,9 @@ const LONGEST: Duration = Duration::from_secs(10);
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// … and again.
 pub const REMINDER: Duration = Duration::from_secs(60);
+/// A peer that was connected before gets so many more attempts at once if a connection is cut during its handshake:
+/// somebody is there, and requests that began a moment earlier are sent again.
+const CUTS: u32 = 3;
 /// After RDMA failed with a peer, it is not tried again before this.
 pub const SHUNNED: Duration = Duration::from_secs(60);
 
@@ -62,6 +65,9 @@ pub struct Channel<R> {
 #[derive(Default)]
 struct Outage {
     attempts: u32,
+    /// Attempts that were cut during the handshake, and whether this one was.
+    cuts: u32,
+    is_cut: bool,
     /// When requests that wait are logged next.
     log_at: Option<Instant>,
     /// No new attempt before this.
@@ -239,6 +245,7 @@ impl<R> Channel<R> {
         if failure.code != code::UNAVAILABLE && !is_guess(&address) {
             return self.fail(failure, now);
         }
+        self.outage.is_cut = stage == Stage::Handshake && failure.code == code::UNAVAILABLE && self.until.is_some();
         if stage == Stage::Connect || self.until.is_none() {
             failure.message = format!("{address}: {}", failure.message);
         }
@@ -260,7 +267,10 @@ impl<R> Channel<R> {
         let message = format!("starwire: cannot reach {task} ({grpc_address}): {words}{}{remark}", failure.message);
         // A wrong peer stays wrong, but a peer that is down may come up.
         let may_help = matches!(failure.code, code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::CANCELLED);
-        self.end(failure.code, &message, |waiting| !may_help || !waiting.wait_for_ready);
+        let outage = &mut self.outage;
+        outage.cuts += u32::from(outage.is_cut);
+        let is_there = std::mem::take(&mut outage.is_cut) && self.incarnation.is_some() && outage.cuts <= CUTS;
+        self.end(failure.code, &message, |waiting| !(may_help && (waiting.wait_for_ready || is_there)));
         let outage = &mut self.outage;
         // Channels must not try in step.
         let random = self.seed.wrapping_mul(u64::from(outage.attempts) + 1) >> 32;

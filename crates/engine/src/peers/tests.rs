@@ -196,6 +196,31 @@ fn only_requests_that_wait_survive_an_attempt_and_only_if_another_one_may_help()
 }
 
 #[test]
+fn connections_that_are_cut_in_the_handshake_are_made_again_for_a_peer_that_was_there() {
+    let (mut channel, mut now) = (channel(), Instant::now());
+    channel.submit(patient(1), now);
+    connect(&mut channel, 1, now);
+    channel.lost(1, Stage::Handshake, failure(code::UNAVAILABLE, "reset"), now);
+    decisions(&mut channel);
+    channel.submit(Waiting { wait_for_ready: false, ..patient(2) }, now);
+    for conn in 2..6 {
+        channel.tick(now);
+        let found = decisions(&mut channel);
+        assert!(found.contains(&Do::Resolve) && !found.iter().any(|action| matches!(action, Do::End { .. })), "{conn}");
+        channel.resolved(Ok(vec![address("10.0.0.1:1")]), now);
+        channel.connecting(Ok(conn), now);
+        channel.lost(conn, Stage::Handshake, failure(code::UNAVAILABLE, "reset"), now);
+        now += Duration::from_secs(1);
+    }
+    assert_eq!(ends(&mut channel).len(), 1, "at most so often");
+    channel.submit(Waiting { wait_for_ready: false, ..patient(3) }, now);
+    channel.tick(now);
+    resolve(&mut channel, &["10.0.0.1:1"], now);
+    channel.connecting(Err("refused".into()), now);
+    assert_eq!(ends(&mut channel).len(), 1, "nobody is there");
+}
+
+#[test]
 fn a_unix_socket_of_another_server_is_passed_over() {
     let (mut channel, now) = (channel(), Instant::now());
     channel.submit(Waiting { wait_for_ready: false, ..patient(1) }, now);
