@@ -13,6 +13,16 @@ pub enum StateError {
     Nothing { folder: PathBuf },
     #[error("{folder} is being read by another process")]
     Read { folder: PathBuf },
+    #[error("{folder} has a state of its own: to make it a copy of another one, remove the folder")]
+    Taken { folder: PathBuf },
+    #[error(
+        "{folder} has a copy that has not taken over: set STARWIRE_STATE_FROM, or, if the owner has ended for good, run starctl state promote {folder}"
+    )]
+    Copy { folder: PathBuf },
+    #[error("{folder} has no copy of a state that could take over")]
+    NoCopy { folder: PathBuf },
+    #[error("{folder}: the state has moved to {to}: remove the folder, or begin there")]
+    Moved { folder: PathBuf, to: String },
     #[error("{path} is no file of starwire's: the folder must be empty, or have the state of {task}")]
     Foreign { path: PathBuf, task: String },
     #[error("{path} is the state of {found}, not of {task}")]

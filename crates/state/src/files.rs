@@ -6,6 +6,19 @@ use std::path::{Path, PathBuf};
 use crate::error::{StateError, at};
 use crate::lock::LOCK;
 
+/// A mark: the folder has a copy that has not taken over.
+pub const COPY: &str = "copy";
+/// A mark: the state has another owner, at the address in the file.
+pub const MOVED: &str = "moved";
+/// Where the state was before it was taken over.
+pub const FROM: &str = "from";
+/// Beside [`COPY`]: the owner has ended, and the copy may take over.
+pub const PROMOTE: &str = "promote";
+
+pub fn is_marked(folder: &Path, mark: &str) -> bool {
+    folder.join(mark).exists()
+}
+
 /// The files of a folder, by number.
 pub struct Files {
     pub journals: Vec<u64>,
@@ -13,8 +26,21 @@ pub struct Files {
 }
 
 impl Files {
-    /// Removes journals that were not finished.
+    /// Those of a state. Removes journals that were not finished.
     pub fn list(folder: &Path, task: &str) -> Result<Self, StateError> {
+        if is_marked(folder, COPY) {
+            return Err(StateError::Copy { folder: folder.into() });
+        }
+        let mark = folder.join(MOVED);
+        if mark.exists() {
+            let to = fs::read_to_string(&mark).map_err(at(&mark, "read"))?;
+            return Err(StateError::Moved { folder: folder.into(), to: to.trim().chars().take(256).collect() });
+        }
+        Self::unmarked(folder, task)
+    }
+
+    /// The same, whether or not it is a copy, or has moved.
+    pub fn unmarked(folder: &Path, task: &str) -> Result<Self, StateError> {
         let mut files = Self { journals: Vec::new(), variables: Vec::new() };
         for entry in fs::read_dir(folder).map_err(at(folder, "list"))? {
             let path = entry.map_err(at(folder, "list"))?.path();
@@ -25,7 +51,7 @@ impl Files {
                 files.variables.push(id);
             } else if name.starts_with("journal-") && name.ends_with(".new") {
                 fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
-            } else if name != LOCK {
+            } else if ![LOCK, COPY, MOVED, PROMOTE, FROM].contains(&name) {
                 return Err(StateError::Foreign { path, task: task.into() });
             }
         }
@@ -41,15 +67,15 @@ fn number_after(prefix: &str, name: &str) -> Option<u64> {
     digits.parse().ok()
 }
 
-/// The journals of a folder, the oldest first.
-pub fn journals(folder: &Path) -> Result<Vec<PathBuf>, StateError> {
+/// The journals of a folder with their numbers, the oldest first.
+pub fn journals(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StateError> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir(folder).map_err(at(folder, "list"))? {
         let entry = entry.map_err(at(folder, "list"))?;
         numbers.extend(entry.file_name().to_str().and_then(|name| number_after("journal-", name)));
     }
     numbers.sort_unstable();
-    Ok(numbers.into_iter().map(|number| journal_path(folder, number)).collect())
+    Ok(numbers.into_iter().map(|number| (number, journal_path(folder, number))).collect())
 }
 
 pub fn journal_path(folder: &Path, number: u64) -> PathBuf {

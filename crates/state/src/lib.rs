@@ -4,6 +4,8 @@
 //! variable-7       the rows of a variable, one after the other, without a header
 //! journal-3        a header, the list of variables, then the changes of each flush and a commit
 //! lock             held by the process that uses the folder
+//! copy, moved      marks: not the state yet, not the state any more (copy.rs)
+//! from             where the state was before, if it was a copy
 //! .                the folder itself is locked by whoever reads, or changes, the files of variables
 //! ```
 //!
@@ -16,6 +18,7 @@
 #![deny(unsafe_code)]
 
 pub mod codec;
+mod copy;
 mod error;
 mod files;
 mod journal;
@@ -27,6 +30,7 @@ mod snapshot;
 mod store;
 mod variable;
 
+pub use copy::{PIECE, Replica, Source, promote};
 pub use error::StateError;
 pub use record::Definition;
 pub use snapshot::{Changes, Snapshot};

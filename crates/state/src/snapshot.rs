@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{StateError, at};
-use crate::files::{journals, variable_path};
+use crate::files::{COPY, is_marked, journals, variable_path};
 use crate::journal::{commits, each};
 use crate::lock::share;
 use crate::record::{self, Definition, Record};
@@ -60,6 +60,9 @@ impl Snapshot {
     }
 
     fn try_open(folder: &Path) -> Result<Self, StateError> {
+        if is_marked(folder, COPY) {
+            return Err(StateError::Copy { folder: folder.into() });
+        }
         let shared = share(folder)?;
         let nothing = || StateError::Nothing { folder: folder.into() };
         let mut all = Self {
@@ -73,7 +76,7 @@ impl Snapshot {
             first_flush: 0,
             _shared: shared,
         };
-        for path in journals(folder)? {
+        for (_, path) in journals(folder)? {
             let journal = File::open(&path).map_err(at(&path, "open"))?;
             let length = journal.metadata().map_err(at(&path, "examine"))?.len();
             let (start, end) = commits(&journal, &path, length)?.ok_or_else(nothing)?;

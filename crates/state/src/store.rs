@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::copy::mark_moved;
 use crate::error::{StateError, at};
 use crate::files::{Files, variable_path};
 use crate::journal::{Beginning, Journal};
@@ -201,6 +202,16 @@ impl Store {
             self.old = None;
         }
         Ok(())
+    }
+
+    /// The number of each journal, and where its commits end.
+    pub fn journals(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.old.iter().map(|old| (old.number, old.end)).chain([(self.journal.number, self.journal.end)])
+    }
+
+    /// The state belongs to the task at this address from now on: nobody opens this folder again.
+    pub fn hand_over(&mut self, to: &str) -> Result<(), StateError> {
+        mark_moved(&self.folder, to)
     }
 
     /// For tests: how long a journal gets, and what happens then.

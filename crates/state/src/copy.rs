@@ -1,0 +1,297 @@
+//! A copy of a state in another process, which takes over from the owner: a standby, or the next owner of a state that
+//! moves.
+//!
+//! The owner reads ([`Source`]): the files of the variables as they are while nobody changes them, then the oldest
+//! journal and those that follow, as far as they are committed. The other process writes the same files ([`Replica`]),
+//! and merges its journals itself. Its folder has a mark until it takes over; the owner's has one from the moment at
+//! which it has handed the state over. No process opens a state with either mark.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use crate::error::{StateError, at};
+use crate::files::{COPY, FROM, Files, MOVED, PROMOTE, is_marked, journal_path, journals, variable_path};
+use crate::journal::{Journal, each};
+use crate::lock::{lock, share};
+use crate::merge::{merge, remove};
+use crate::record::{Record, size};
+
+/// No reader gets more at once.
+pub const PIECE: u64 = 4 << 20;
+
+/// The state as its owner gives it away.
+pub struct Source {
+    folder: PathBuf,
+    /// The files of the variables stay as they are, until the first journal is read.
+    shared: Option<File>,
+    /// With which the oldest journal begins: id and bytes.
+    variables: Vec<(u32, u64)>,
+    first_journal: u64,
+    journal: Option<(u64, File)>,
+    piece: u64,
+}
+
+impl Source {
+    pub fn open(folder: &Path) -> Result<Self, StateError> {
+        let shared = share(folder)?;
+        let nothing = || StateError::Nothing { folder: folder.into() };
+        let (first_journal, path) = journals(folder)?.into_iter().next().ok_or_else(nothing)?;
+        let file = File::open(&path).map_err(at(&path, "open"))?;
+        let length = file.metadata().map_err(at(&path, "examine"))?.len();
+        let (mut variables, mut has_begun) = (Vec::new(), false);
+        each(&file, &path, 0, length, |_, record| {
+            match record {
+                Record::Variable { id, definition } if !has_begun => {
+                    variables.push((id, definition.size().unwrap_or_default()));
+                }
+                Record::Commit { .. } => has_begun = true,
+                _ => {}
+            }
+            Ok(())
+        })?;
+        let journal = Some((first_journal, file));
+        Ok(Self { folder: folder.into(), shared: Some(shared), variables, first_journal, journal, piece: PIECE })
+    }
+
+    /// For a copy that has everything before this; `crc` is that of the last `tail` bytes of it. None: it is no copy of
+    /// this state.
+    pub fn resume(
+        folder: &Path,
+        (number, offset): (u64, u64),
+        tail: u64,
+        crc: u32,
+    ) -> Result<Option<Self>, StateError> {
+        let path = journal_path(folder, number);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(at(&path, "open")(error)),
+        };
+        let length = file.metadata().map_err(at(&path, "examine"))?.len();
+        if offset > length || tail_crc(&file, &path, offset, tail)? != crc {
+            return Ok(None);
+        }
+        let journal = Some((number, file));
+        let (folder, variables) = (folder.into(), Vec::new());
+        Ok(Some(Self { folder, shared: None, variables, first_journal: number, journal, piece: PIECE }))
+    }
+
+    /// Id and bytes of each file.
+    pub fn variables(&self) -> &[(u32, u64)] {
+        &self.variables
+    }
+
+    pub fn first_journal(&self) -> u64 {
+        self.first_journal
+    }
+
+    /// A part of a variable's file. Empty: it has no more, or there is no such file.
+    pub fn read_variable(&self, id: u32, offset: u64) -> Result<Vec<u8>, StateError> {
+        let known = self.variables.iter().find(|known| known.0 == id && self.shared.is_some());
+        let Some((_, bytes)) = known else { return Ok(Vec::new()) };
+        let path = variable_path(&self.folder, id);
+        let file = File::open(&path).map_err(at(&path, "open"))?;
+        self.read(&file, &path, offset, *bytes)
+    }
+
+    /// A part of a journal whose commits end at `end`. None: it was merged, and is gone.
+    pub fn read_journal(&mut self, number: u64, offset: u64, end: u64) -> Result<Option<Vec<u8>>, StateError> {
+        self.shared = None;
+        let path = journal_path(&self.folder, number);
+        if self.journal.as_ref().is_none_or(|journal| journal.0 != number) {
+            self.journal = match File::open(&path) {
+                Ok(file) => Some((number, file)),
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(at(&path, "open")(error)),
+            };
+        }
+        self.journal.as_ref().map(|(_, file)| self.read(file, &path, offset, end)).transpose()
+    }
+
+    fn read(&self, file: &File, path: &Path, offset: u64, end: u64) -> Result<Vec<u8>, StateError> {
+        let mut piece = vec![0; size(1, end.saturating_sub(offset).min(self.piece))];
+        file.read_exact_at(&mut piece, offset).map_err(at(path, "read"))?;
+        Ok(piece)
+    }
+
+    /// For tests: how much a reader gets at once.
+    #[doc(hidden)]
+    pub fn set_piece(&mut self, bytes: u64) {
+        self.piece = bytes;
+    }
+}
+
+/// The copy on its way to become the state.
+pub struct Replica {
+    folder: PathBuf,
+    task: String,
+    newest: Option<Journal>,
+    merging: Option<JoinHandle<Result<(), StateError>>>,
+    _lock: File,
+}
+
+impl Replica {
+    /// Whether the folder has a state that was taken over from this address. If it has another one, that is an error.
+    pub fn has_taken_over(folder: &Path, task: &str, from: &str) -> Result<bool, StateError> {
+        if !folder.exists() || is_marked(folder, COPY) || is_marked(folder, MOVED) {
+            return Ok(false);
+        }
+        if Files::list(folder, task)?.journals.is_empty() {
+            return Ok(false);
+        }
+        match fs::read_to_string(folder.join(FROM)) {
+            Ok(origin) if origin == from => Ok(true),
+            _ => Err(StateError::Taken { folder: folder.into() }),
+        }
+    }
+
+    /// Begins anew. What is left of another copy, or of a state that has moved, is removed.
+    pub fn begin(folder: &Path, task: &str) -> Result<Self, StateError> {
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(folder).map_err(at(folder, "create the folder"))?;
+        let lock = lock(folder)?;
+        let is_state = !is_marked(folder, COPY) && !is_marked(folder, MOVED);
+        if is_state && !Files::list(folder, task)?.journals.is_empty() {
+            return Err(StateError::Taken { folder: folder.into() });
+        }
+        write(&folder.join(COPY), &format!("a copy of the state of {task}, which has not taken over\n"))?;
+        sync(folder)?;
+        let all = Files::unmarked(folder, task)?;
+        let old = all.journals.iter().map(|number| journal_path(folder, *number));
+        let old = old.chain(all.variables.iter().map(|id| variable_path(folder, *id)));
+        let marks = [MOVED, PROMOTE, FROM].map(|mark| folder.join(mark));
+        for path in old.chain(marks).filter(|path| path.exists()) {
+            fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
+        }
+        Ok(Self { folder: folder.into(), task: task.into(), newest: None, merging: None, _lock: lock })
+    }
+
+    pub fn write_variable(&self, id: u32, offset: u64, piece: &[u8]) -> Result<(), StateError> {
+        let path = variable_path(&self.folder, id);
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(false).open(&path).map_err(at(&path, "create"))?;
+        file.write_all_at(piece, offset).map_err(at(&path, "write"))
+    }
+
+    /// What follows in a journal, or the beginning of the next one.
+    pub fn write_journal(&mut self, number: u64, piece: &[u8]) -> Result<(), StateError> {
+        let old = self.newest.take_if(|newest| newest.number != number);
+        if self.newest.is_none() {
+            let path = journal_path(&self.folder, number);
+            let mut options = OpenOptions::new();
+            let options = options.read(true).write(true).create(true).truncate(true);
+            let file = options.open(&path).map_err(at(&path, "create"))?;
+            self.newest = Some(Journal { path, file, number, start: 0, end: 0 });
+        }
+        if let Some(old) = old {
+            self.merge(old)?;
+        }
+        let Some(Journal { path, file, end, .. }) = &mut self.newest else { return Ok(()) };
+        file.write_all_at(piece, *end).map_err(at(path, "write"))?;
+        *end += piece.len() as u64;
+        Ok(())
+    }
+
+    fn merge(&mut self, journal: Journal) -> Result<(), StateError> {
+        self.end_merge()?;
+        let (folder, task) = (self.folder.clone(), self.task.clone());
+        let run = move || remove(&folder, &journal, &merge(&folder, &task, &journal, true)?);
+        let thread = std::thread::Builder::new().name("starwire-merge".into()).spawn(run);
+        self.merging = Some(thread.map_err(at(&self.folder, "merge a journal"))?);
+        Ok(())
+    }
+
+    fn end_merge(&mut self) -> Result<(), StateError> {
+        let merged = self.merging.take().map(JoinHandle::join);
+        merged.map_or(Ok(()), |merged| merged.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    }
+
+    /// Where the newest journal ends.
+    pub fn position(&self) -> (u64, u64) {
+        self.newest.as_ref().map_or((0, 0), |newest| (newest.number, newest.end))
+    }
+
+    /// The checksum of the last `tail` bytes before that.
+    pub fn tail_crc(&self, tail: u64) -> Result<u32, StateError> {
+        self.newest.as_ref().map_or(Ok(0), |Journal { path, file, end, .. }| tail_crc(file, path, *end, tail))
+    }
+
+    /// What is there will be there after a loss of power.
+    pub fn sync(&self) -> Result<(), StateError> {
+        let Some(Journal { path, file, .. }) = &self.newest else { return Ok(()) };
+        file.sync_data().map_err(at(path, "synchronise"))
+    }
+
+    /// Whether somebody has said that the owner has ended ([`promote`]).
+    pub fn is_promoted(&self) -> bool {
+        self.folder.join(PROMOTE).exists()
+    }
+
+    /// Makes sure that everything is on the disk: the owner may hand over.
+    pub fn prepare(&mut self) -> Result<(), StateError> {
+        self.end_merge()?;
+        let all = Files::unmarked(&self.folder, &self.task)?;
+        let journals = all.journals.iter().map(|number| journal_path(&self.folder, *number));
+        for path in journals.chain(all.variables.iter().map(|id| variable_path(&self.folder, *id))) {
+            File::open(&path).and_then(|file| file.sync_all()).map_err(at(&path, "synchronise"))?;
+        }
+        sync(&self.folder)
+    }
+
+    /// From here on, the folder has the state, which was that of the server at this address.
+    pub fn take_over(self, from: &str) -> Result<(), StateError> {
+        write(&self.folder.join(FROM), from)?;
+        unmark(&self.folder)
+    }
+}
+
+fn tail_crc(file: &File, path: &Path, end: u64, tail: u64) -> Result<u32, StateError> {
+    let mut bytes = vec![0; size(1, tail.min(end))];
+    file.read_exact_at(&mut bytes, end - tail.min(end)).map_err(at(path, "read"))?;
+    Ok(crc32c::crc32c(&bytes))
+}
+
+/// Makes a copy the state: the owner has ended, and will not come back. A process that keeps the copy takes over by
+/// itself; false: there is none.
+pub fn promote(folder: &Path) -> Result<bool, StateError> {
+    if !is_marked(folder, COPY) {
+        return Err(StateError::NoCopy { folder: folder.into() });
+    }
+    match lock(folder) {
+        Ok(_alone) => unmark(folder).map(|()| false),
+        Err(StateError::InUse { .. }) => {
+            let path = folder.join(PROMOTE);
+            File::create(&path).map_err(at(&path, "create"))?;
+            Ok(true)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn unmark(folder: &Path) -> Result<(), StateError> {
+    for mark in [PROMOTE, COPY] {
+        match fs::remove_file(folder.join(mark)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(at(folder, "remove a mark")(error)),
+            _ => {}
+        }
+    }
+    sync(folder)
+}
+
+fn sync(folder: &Path) -> Result<(), StateError> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder, "synchronise"))
+}
+
+/// The state belongs to the task at this address from now on. The folder stays locked by whoever calls this.
+pub(crate) fn mark_moved(folder: &Path, to: &str) -> Result<(), StateError> {
+    write(&folder.join(MOVED), to)?;
+    sync(folder)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), StateError> {
+    let write = |mut file: File| file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    File::create(path).and_then(write).map_err(at(path, "write"))
+}
