@@ -419,7 +419,9 @@ void RemoteWorker::CreateWorkerSessionAsync(const tensorflow::CreateWorkerSessio
       done(status);
     };
   }
-  STARWIRE_START(Method::kCreateWorkerSession, *request, ParseInto(response), done, nullptr, 0);
+  // A session may begin while a server is on its way back.
+  const uint32_t flags = graphs_ == nullptr ? 0 : kWaitToConnect;
+  STARWIRE_START(Method::kCreateWorkerSession, *request, ParseInto(response), done, nullptr, flags);
 }
 
 void RemoteWorker::DeleteWorkerSessionAsync(CallOptions* opts, const tensorflow::DeleteWorkerSessionRequest* request,
