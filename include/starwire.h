@@ -1054,6 +1054,13 @@ sw_code sw_port_bind(const struct sw_engine_options *options,
                      struct sw_port **out,
                      struct sw_error **error);
 
+// If STARWIRE_STATE_FROM names another process of the task, takes over its state: returns when this process has it,
+// which may take for ever. Before sw_port_bind. `log` is called with `ctx`, by any thread, until this returns.
+sw_code sw_take_over(const struct sw_engine_options *options,
+                     void (*log)(void *ctx, int32_t level, struct sw_bytes line),
+                     void *ctx,
+                     struct sw_error **error);
+
 // The number of the bound port; 0: the server has two ports.
 uint16_t sw_port_number(const struct sw_port *port);
 

@@ -119,6 +119,14 @@ sw_engine* Engine::handle() const { return handle_.load(std::memory_order_acquir
 
 std::shared_ptr<sw_engine> Engine::shared_handle() { return std::shared_ptr<sw_engine>(shared_from_this(), handle()); }
 
+Status Engine::TakeOver(const std::string& protocol, const tensorflow::ServerDef& def) {
+  const Options made(protocol, def, 0);
+  if (const Status status = made.Check(); !status.ok()) return status;
+  ErrorHandle error;
+  const sw_code code = sw_take_over(&made.options, Guarded<&Handlers::Log>, nullptr, Into(&error));
+  return code == 0 ? OkStatus() : StatusFromError(code, error);
+}
+
 Status Engine::Bind(const std::string& protocol, const tensorflow::ServerDef& def, int requested_port) {
   const Options made(protocol, def, 0);
   if (const Status status = made.Check(); !status.ok()) return status;

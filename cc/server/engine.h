@@ -40,6 +40,8 @@ class Engine : public ChannelOpener, public std::enable_shared_from_this<Engine>
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // If STARWIRE_STATE_FROM names another process of the task, returns once this one has its state. Call it first.
+  Status TakeOver(const std::string& protocol, const tensorflow::ServerDef& def);
   // Binds the port of the ClusterSpec if it is the server's only one; `requested_port` replaces that of the task's own
   // entry if it is not 0. Call it before TensorFlow's gRPC server is made, which then listens at grpc_address().
   Status Bind(const std::string& protocol, const tensorflow::ServerDef& def, int requested_port);

@@ -276,7 +276,9 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   for (Method method : {Method::kRunGraph, Method::kCleanupGraph, Method::kRecvTensor, Method::kRecvBuf}) {
     options.worker_service_options.queue_depth[static_cast<int>(method)] = kReadyCalls;
   }
-  Status status = engine_->Bind(protocol_, server_def(), RequestedPort(server_def()));
+  Status status = engine_->TakeOver(protocol_, server_def());
+  if (!status.ok()) return status;
+  status = engine_->Bind(protocol_, server_def(), RequestedPort(server_def()));
   if (!status.ok()) return status;
   Status moved = OkStatus();
   if (engine_->only_port() != 0) {

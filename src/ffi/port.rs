@@ -1,13 +1,14 @@
 //! `sw_port`: the only port of a task, if it has one.
 
-use std::sync::{Mutex, PoisonError};
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::engine::identity;
 use super::error::sw_error;
 use super::handle::{self, borrow, other_structs, require};
 use super::types::{sw_bytes, sw_code, sw_engine_options};
-use starwire_engine::Port;
 use starwire_engine::config::ProcessEnv;
+use starwire_engine::{Level, Port};
 use starwire_protocol::code;
 
 /// The port of the ClusterSpec, bound before TensorFlow's gRPC server is made, which then listens behind it.
@@ -52,6 +53,42 @@ pub unsafe extern "C" fn sw_port_bind(
     // SAFETY: the caller's promise.
     unsafe { handle::create("binding the port", out, error, make) }
 }
+
+/// If STARWIRE_STATE_FROM names another process of the task, takes over its state: returns when this process has it,
+/// which may take for ever. Before sw_port_bind. `log` is called with `ctx`, by any thread, until this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_take_over(
+    options: *const sw_engine_options,
+    log: unsafe extern "C" fn(ctx: *mut c_void, level: i32, line: sw_bytes),
+    ctx: *mut c_void,
+    error: *mut *mut sw_error,
+) -> sw_code {
+    let ctx = Ctx(ctx);
+    let take_over = || {
+        // SAFETY: the caller's promise.
+        let options = unsafe { require(options, "options") }?;
+        if options.struct_size != size_of::<sw_engine_options>() {
+            return Err(other_structs());
+        }
+        // SAFETY: the caller's promise.
+        let identity = unsafe { identity(options) }.map_err(|e| (code::INVALID_ARGUMENT, e))?;
+        let log = move |level: Level, line: &str| {
+            let ctx = &ctx;
+            // SAFETY: the caller's promise.
+            unsafe { log(ctx.0, level as i32, sw_bytes::of(line.as_bytes())) }
+        };
+        starwire_engine::take_over(&ProcessEnv, identity, Arc::new(log)).map_err(|e| (e.code(), e.to_string()))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { handle::answer("taking over a state", &mut (), error, take_over) }
+}
+
+struct Ctx(*mut c_void);
+
+// SAFETY: the caller of sw_take_over allows calls with it from any thread.
+unsafe impl Send for Ctx {}
+// SAFETY: the same.
+unsafe impl Sync for Ctx {}
 
 /// The number of the bound port; 0: the server has two ports.
 #[unsafe(no_mangle)]

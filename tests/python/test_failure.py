@@ -16,7 +16,7 @@ from waiting import HANGS, wait_for, wait_until
 REASON = "the two kinds of star calls differ in what a call contains, not in how tasks lose each other"
 ONE_KIND = pytest.mark.quick(lambda of: of["protocol"] != "star_server_lite", reason=REASON)
 # A death that is noticed within a test's patience is then not noticed by keep-alive.
-NO_KEEPALIVE = {"STARWIRE_KEEPALIVE_MS": 3_600_000}
+NO_KEEPALIVE = {"STARWIRE_KEEPALIVE": "after_ms=3600000"}
 LOST = ("Socket closed", "Connection reset by peer", "failed to connect to all addresses")
 
 
@@ -65,7 +65,7 @@ def test_training_recovers_from_its_checkpoint(fresh_cluster, tmp_path):
 
 
 # The defaults would take 20 s.
-KEEPALIVE = {"STARWIRE_KEEPALIVE_MS": 400, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 800}
+KEEPALIVE = {"STARWIRE_KEEPALIVE": "after_ms=400,timeout_ms=800"}
 
 
 @pytest.mark.star

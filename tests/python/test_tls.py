@@ -139,7 +139,7 @@ def step_with_a_large_plan(target, megabytes, stopped):
 
 def test_a_plan_outlives_its_kernel(fresh_cluster, authority, tmp_path):
     """The server stops while a worker sends it a plan, which is encrypted piece by piece. Its session is closed, and the server goes on."""
-    settings = {**TCP, **authority.issue("all", "DNS:localhost", "IP:127.0.0.1"), "STARWIRE_KEEPALIVE_TIMEOUT_MS": "60000"}
+    settings = {**TCP, **authority.issue("all", "DNS:localhost", "IP:127.0.0.1"), "STARWIRE_KEEPALIVE": "timeout_ms=60000"}
     cluster = fresh_cluster(protocol="star_server", environment=settings)
     worker, server = cluster["worker", 0], cluster["ps", 0]
     idle = memory_of(server.pid)

@@ -60,7 +60,7 @@ class Soak:
     def __init__(self, options, runner, out):
         self.options, self.out = options, out
         self.random = random.Random(options.seed)
-        environment = {"STARWIRE_KEEPALIVE_MS": 2000, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 4000, "TF_CPP_MIN_LOG_LEVEL": 1}
+        environment = {"STARWIRE_KEEPALIVE": "after_ms=2000,timeout_ms=4000", "TF_CPP_MIN_LOG_LEVEL": 1}
         self.cluster = harness.Cluster(runner, options.protocol, {"ps": SERVERS, "worker": WORKERS}, environment=environment, per_task={("ps", 0): {"TF_CPP_MIN_LOG_LEVEL": 0}})
         if not harness.is_stock(options.protocol):
             self.cluster["ps", 0].wait_for_log("data port")

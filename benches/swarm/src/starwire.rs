@@ -198,7 +198,7 @@ fn settings(identity: &Identity) -> Settings {
         chunk.copy_from_slice(&random().to_le_bytes());
     }
     let mut settings = Settings::new(&identity.task, identity.protocol, identity.incarnation, nonce);
-    // As the engine's defaults: see STARWIRE_KEEPALIVE_MS.
+    // As the engine's defaults: see STARWIRE_KEEPALIVE.
     settings.keepalive_interval = Duration::from_secs(5);
     settings.keepalive_timeout = Duration::from_secs(15);
     settings

@@ -100,6 +100,8 @@ pub enum Command<H: Host> {
         listener: Listener,
     },
     Star(Box<StarCommand<H>>),
+    /// Another process has the task: closes the connections of peers. Dropped afterwards.
+    Moved(Arc<dyn Send + Sync>),
     Stop,
 }
 

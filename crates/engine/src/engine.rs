@@ -22,7 +22,7 @@ use crate::keys::shard_of;
 use crate::links::Services;
 use crate::metrics::render_prometheus;
 use crate::peers::Peer;
-use crate::port::{self, Port};
+use crate::port::{self, Hidden, Port};
 use crate::shard::Shard;
 use crate::shared::{self, Shared};
 use crate::star::{StarHost, StarOutcome, StateThread};
@@ -68,6 +68,25 @@ impl<H: Host> Engine<H> {
             Some(Port { listener, bound, grpc }) => (listener, bound, Some(grpc.hide()?)),
             None => port::listen(&config).map(|(listener, bound)| (listener, bound, None))?,
         };
+        Self::start_with(config, incarnation, host, Some(Listening { listener, bound, hidden }))
+    }
+
+    /// An engine that listens nowhere: it only connects.
+    pub(crate) fn start_client(config: Config, incarnation: u64, host: H) -> Result<Arc<Self>, EngineError> {
+        fork::watch();
+        Self::start_with(config, incarnation, host, None)
+    }
+
+    fn start_with(
+        config: Config,
+        incarnation: u64,
+        host: H,
+        listening: Option<Listening>,
+    ) -> Result<Arc<Self>, EngineError> {
+        let (listener, bound, hidden) = match listening {
+            Some(Listening { listener, bound, hidden }) => (Some(listener), bound, hidden),
+            None => (None, SocketAddr::from(([127, 0, 0, 1], 0)), None),
+        };
         if config.secret.is_none() && config.tls.is_none() && !bound.ip().is_loopback() {
             let what = if config.ports == Ports::One { "" } else { " or TensorFlow's gRPC port" };
             let line = format!(
@@ -75,7 +94,7 @@ impl<H: Host> Engine<H> {
             );
             host.log(Level::Warning, &line);
         }
-        let local = (config.unix != UnixSockets::Off).then(|| listen_locally(bound));
+        let local = (config.unix != UnixSockets::Off && listener.is_some()).then(|| listen_locally(bound));
         if let Some(Err(error)) = &local {
             host.log(Level::Warning, &format!("starwire: tasks on this host will connect over TCP: {error}"));
         }
@@ -84,7 +103,7 @@ impl<H: Host> Engine<H> {
         let services = Services::new(&shared).map_err(EngineError::State)?;
         let alive = Arc::new(());
         let reactors = Reactors::start(&shared, &services, &alive)?;
-        let mut listeners = vec![(listener, Listener::Tcp)];
+        let mut listeners: Vec<_> = listener.into_iter().map(|fd| (fd, Listener::Tcp)).collect();
         listeners.extend(local.map(|fd| (fd, Listener::Unix)));
         let driver = reactors.driver.clone();
         let banner = shared.config.banner(Running { driver: &driver, bound });
@@ -276,6 +295,14 @@ impl<H: Host> Drop for Engine<H> {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Where an engine listens.
+struct Listening {
+    listener: OwnedFd,
+    bound: SocketAddr,
+    /// TensorFlow's gRPC server behind it.
+    hidden: Option<Hidden>,
 }
 
 /// A unix socket for peers on this host, beside the data port.

@@ -42,6 +42,8 @@ pub enum EngineError {
     TooMany,
     #[error("starwire: STARWIRE_STATE: {0}")]
     State(#[from] StateError),
+    #[error("starwire: STARWIRE_STATE_FROM: {0}")]
+    TakeOver(String),
     #[error("starwire: cannot start the thread that writes the state: {0}")]
     StateThread(io::Error),
     #[error("starwire: {0} is not in this server's ClusterSpec, and has not joined")]
@@ -60,7 +62,7 @@ impl EngineError {
             | Self::StateThread(_)
             | Self::Thread { .. }
             | Self::Driver { .. } => 14,
-            Self::Forked | Self::Verbs(_) | Self::NoPrivateSocket(_) | Self::State(_) => 9,
+            Self::Forked | Self::Verbs(_) | Self::NoPrivateSocket(_) | Self::State(_) | Self::TakeOver(_) => 9,
             Self::Died { .. } | Self::GrpcSocket(_) => 13,
             Self::TooMany => 8,
             Self::NotJoined(_) => 5,

@@ -48,6 +48,7 @@ mod shard;
 mod shared;
 #[cfg(test)]
 mod simulation;
+mod standby;
 pub mod star;
 #[allow(unsafe_code)]
 mod system;
@@ -62,3 +63,4 @@ pub use command::{NewCall, NewRecv};
 pub use engine::Engine;
 pub use error::EngineError;
 pub use port::Port;
+pub use standby::take_over;

@@ -45,6 +45,7 @@ impl<H: Host> ControlState for View<H> {
             incarnation: shared.incarnation,
             banner: self.banner.clone(),
             uptime: shared.started.elapsed(),
+            moved_to: shared.moved_to.get().cloned(),
             certificate_ends: shared.credentials().and_then(|credentials| credentials.ends),
         }
     }

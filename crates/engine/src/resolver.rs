@@ -6,22 +6,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::api::Host;
 use crate::command::Command;
-use crate::config::{Config, DataAddress, UnixSockets};
+use crate::config::{Config, DataAddress, HostPort, UnixSockets};
 use crate::peers::Peer;
 use crate::shared::Shared;
 use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::{SocketAddress, unix};
 use starwire_protocol::{Failure, code};
 
-/// Resolves the host of a channel's peer. A name is looked up on a separate thread, because name services may block:
-/// then this returns `None`, and a [`Command::Addresses`] follows.
+/// Resolves the host of a channel's peer, which is at `target`. A name is looked up on a separate thread, because name
+/// services may block: then this returns `None`, and a [`Command::Addresses`] follows.
 pub fn resolve<H: Host>(
     shared: &Arc<Shared<H>>,
     shard: usize,
     channel: u32,
     peer: &Arc<Peer>,
+    target: &HostPort,
 ) -> Option<Result<Vec<SocketAddress>, Failure>> {
-    let target = peer.data.address().clone();
+    let target = target.clone();
     if let Ok(ip) = target.host.parse() {
         return Some(Ok(candidates(&shared.config, peer, vec![SocketAddr::new(ip, target.port)])));
     }

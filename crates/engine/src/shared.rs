@@ -43,6 +43,8 @@ pub struct Shared<H: Host> {
     /// Of tasks that join and leave.
     join_limiter: LogLimiter,
     pub(crate) unreadable: Unreadable,
+    /// Another process has the task now, at this address.
+    pub(crate) moved_to: OnceLock<String>,
     joined: Mutex<Joined>,
     /// As seen by the thread that made the engine, before any was pinned.
     pub(crate) topology: Option<Topology>,
@@ -106,6 +108,7 @@ impl<H: Host> Shared<H> {
             log_limiter: LogLimiter::default(),
             join_limiter: LogLimiter::default(),
             unreadable: Unreadable::default(),
+            moved_to: OnceLock::new(),
             joined: Mutex::default(),
             topology: Topology::detect().ok(),
             config,
@@ -116,6 +119,7 @@ impl<H: Host> Shared<H> {
     pub(crate) fn settings_for_peer(&self) -> Settings {
         let mut settings = self.settings(None);
         settings.address.clear();
+        settings.moved_to = self.moved_to.get().cloned().unwrap_or_default();
         // Replies need no bound: they were requested, and are bounded by what their receivers allocate.
         settings.limits.max_payload = self.config.max_call_bytes;
         settings
@@ -268,6 +272,7 @@ pub(crate) fn end<H: Host>(command: Command<H>, code: i32, message: &str) {
         | Command::Reply { .. }
         | Command::Addresses { .. }
         | Command::Adopt { .. }
+        | Command::Moved(_)
         | Command::Star(_)
         | Command::Stop => {}
     }

@@ -49,6 +49,7 @@ impl ControlState for Fake {
             incarnation: u64::MAX,
             banner: "starwire: …".to_owned(),
             uptime: Duration::from_secs(5),
+            moved_to: None,
             certificate_ends: None,
         }
     }

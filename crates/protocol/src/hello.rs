@@ -23,6 +23,7 @@ mod tag {
     pub const REQUIRED_FEATURES: u16 = 10;
     // 11 said that there is a secret.
     pub const ADDRESS: u16 = 12;
+    pub const MOVED_TO: u16 = 13;
 }
 
 /// The contents of a HELLO or WELCOME.
@@ -37,6 +38,8 @@ pub struct Hello {
     pub cluster_id: String,
     /// Of the client; may be empty.
     pub address: String,
+    /// Of the server: another process has its task now. May be empty.
+    pub moved_to: String,
     pub limits: Limits,
 }
 
@@ -52,6 +55,7 @@ impl Hello {
             expected_task: settings.expected_task.clone(),
             cluster_id: settings.cluster_id.clone(),
             address: settings.address.clone(),
+            moved_to: settings.moved_to.clone(),
             limits: settings.limits,
         }
     }
@@ -78,6 +82,9 @@ impl Hello {
         }
         if !self.address.is_empty() {
             field(tag::ADDRESS, self.address.as_bytes());
+        }
+        if !self.moved_to.is_empty() {
+            field(tag::MOVED_TO, self.moved_to.as_bytes());
         }
         field(tag::LIMITS, &encode_limits(&self.limits));
         if self.required_features != 0 {
@@ -117,6 +124,7 @@ impl Hello {
                 tag::EXPECTED_TASK => found.expected_task = Some(text()?),
                 tag::CLUSTER => found.cluster_id = text()?,
                 tag::ADDRESS => found.address = text()?,
+                tag::MOVED_TO => found.moved_to = text()?,
                 tag::LIMITS => found.limits = Some(decode_limits(value).ok_or_else(wrong)?),
                 tag::REQUIRED_FEATURES => found.required_features = number(value).ok_or_else(wrong)?,
                 _ => {}
@@ -132,6 +140,7 @@ impl Hello {
             expected_task: found.expected_task,
             cluster_id: found.cluster_id,
             address: found.address,
+            moved_to: found.moved_to,
             limits: found.limits.ok_or_else(missing)?,
         })
     }
@@ -145,6 +154,7 @@ impl Hello {
             cluster_id: self.cluster_id,
             features,
             limits: self.limits,
+            moved_to: self.moved_to,
             authenticated,
         }
     }
@@ -158,6 +168,7 @@ struct Fields {
     expected_task: Option<String>,
     cluster_id: String,
     address: String,
+    moved_to: String,
     limits: Option<Limits>,
     required_features: u64,
 }

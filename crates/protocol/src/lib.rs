@@ -48,6 +48,7 @@ mod settings;
 mod sniff;
 mod spare;
 pub mod star;
+pub mod state;
 mod stats;
 pub mod tunnel;
 

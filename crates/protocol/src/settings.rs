@@ -20,6 +20,8 @@ pub struct Settings {
     pub expected_task: Option<String>,
     /// Client only: where the server can reach this task. May be empty.
     pub address: String,
+    /// Server only: where the task is now, if another process has it. May be empty.
+    pub moved_to: String,
     /// Both sides must have the same, or both none.
     pub secret: Option<Secret>,
     /// Optional features that this side understands, as bits …
@@ -47,6 +49,7 @@ impl Settings {
             cluster_id: String::new(),
             expected_task: None,
             address: String::new(),
+            moved_to: String::new(),
             secret: None,
             features: 0,
             required_features: 0,
@@ -79,6 +82,8 @@ pub struct PeerInfo {
     pub features: u64,
     /// The peer's limits for us.
     pub limits: Limits,
+    /// Where its task is now, if another process has it; empty: here.
+    pub moved_to: String,
     /// Both sides proved that they have the shared secret.
     pub authenticated: bool,
 }

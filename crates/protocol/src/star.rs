@@ -5,6 +5,8 @@ use std::num::NonZeroU64;
 
 use sha2::{Digest, Sha256};
 
+use crate::state::STATE;
+
 /// Methods.
 pub const CALL: u16 = 16;
 pub const REGISTER: u16 = 17;
@@ -39,9 +41,9 @@ pub fn plan_hash(plan: &[u8]) -> PlanHash {
     Sha256::digest(plan).into()
 }
 
-/// Whether the method is one of star calls.
+/// Whether the method is one of star calls, or about the state that they change.
 pub fn is_star(method: u16) -> bool {
-    (CALL..=END).contains(&method)
+    (CALL..=END).contains(&method) || method == STATE
 }
 
 /// A fetch that stays on the server for a later call of the step.

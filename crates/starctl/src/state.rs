@@ -25,6 +25,15 @@ pub enum Command {
         #[arg(required = true, value_name = "FOLDER")]
         folders: Vec<PathBuf>,
     },
+    /// Let a standby take over: the owner of the state has ended, and will not be started again
+    #[command(after_help = "\
+Two servers with one state lose updates. Use this only if the owner's process cannot come back:
+its host is gone, or its supervisor was told not to start it again.")]
+    Promote {
+        /// Of the standby: ps-0 and so on in its STARWIRE_STATE
+        #[arg(value_name = "FOLDER")]
+        folder: PathBuf,
+    },
     /// Write the variables of the folders as one checkpoint, which tf.compat.v1.train.Saver restores
     #[command(after_help = "\
 Each server's variables are those of its last flush; training goes on meanwhile.
@@ -60,6 +69,10 @@ struct Variable {
 pub fn run(command: &Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Show { folders } => folders.iter().try_for_each(|folder| show(folder))?,
+        Command::Promote { folder } => match starwire_state::promote(folder)? {
+            true => println!("{}: the standby takes over", folder.display()),
+            false => println!("{}: a server that starts with it has the state", folder.display()),
+        },
         Command::Export { to, since, folders } => export(to, since.as_deref(), folders)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -41,6 +41,8 @@ pub struct Store {
     old: Option<Arc<Journal>>,
     merging: Option<JoinHandle<Result<(), StateError>>>,
     merges: Merges,
+    /// Somebody wants a new journal, whatever the length of this one.
+    is_asked: bool,
     short_journal: u64,
     _lock: File,
 }
@@ -113,6 +115,7 @@ impl Store {
             old: None,
             merging: None,
             merges: Merges::Beside,
+            is_asked: false,
             short_journal: SHORT_JOURNAL,
             _lock: lock,
         }
@@ -165,7 +168,8 @@ impl Store {
 
     /// Begins a new journal if this one is long, and sees to it that the old one goes to the files of the variables.
     fn change_journals(&mut self) -> Result<(), StateError> {
-        let is_long = self.journal.end - self.journal.start > self.bytes().max(self.short_journal);
+        let length = self.journal.end - self.journal.start;
+        let is_long = length > self.bytes().max(self.short_journal) || (self.is_asked && length > 0);
         let waits = is_long || self.merges == Merges::AtOnce;
         self.end_merge(|thread| waits || thread.is_finished())?;
         // A flush that has failed may have left variables to the next one, which then are in no list yet.
@@ -179,6 +183,7 @@ impl Store {
         if old.is_none() {
             let beginning = Beginning { task, incarnations, variables, calls, flush: *flush, time: *time };
             let new = Journal::begin(folder, journal.number + 1, &beginning)?;
+            self.is_asked = false;
             *old = Some(Arc::new(std::mem::replace(journal, new)));
         }
         let Some(old) = old.clone().filter(|_| self.merges != Merges::Never) else { return Ok(()) };
@@ -202,6 +207,11 @@ impl Store {
             self.old = None;
         }
         Ok(())
+    }
+
+    /// The next flush goes to a new journal, if that can be: whoever opens the state has less to merge.
+    pub fn ask_for_journal(&mut self) {
+        self.is_asked = true;
     }
 
     /// The number of each journal, and where its commits end.

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::address::HostAndMaybePort;
 use super::joinable::Joinable;
+use super::state::StateFrom;
 use crate::tls::Names;
 
 pub trait Kind: Sync {
@@ -295,6 +296,10 @@ pub const JOBS: Parsed<Vec<String>> =
 /// Tasks that may join.
 pub const JOINABLE: Parsed<Joinable> =
     Parsed { parse: Joinable::parse, show: Joinable::to_string, describe: "`job:number`, separated by commas" };
+
+/// Where a state comes from.
+pub const STATE_FROM: Parsed<StateFrom> =
+    Parsed { parse: StateFrom::parse, show: StateFrom::to_string, describe: "`move=host:port` or `standby=host:port`" };
 
 /// Names of certificates.
 pub const CERTIFICATE_NAMES: Parsed<Names> =

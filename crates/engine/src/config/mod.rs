@@ -47,7 +47,7 @@ pub use star::{PlanLimits, StarConfig, StepLimits};
 pub use starwire_net::transport::verbs::{TransportChoice, VerbsConfig};
 use starwire_planner::ops::Added;
 pub use starwire_protocol::Secret;
-pub use state::{StateConfig, StateMode};
+pub use state::{StateConfig, StateFrom, StateMode, TakeOver};
 pub use unknown::{FOREIGN_PREFIXES, unread_variables};
 pub use variables::VARIABLES;
 pub use verbs::verbs_config;

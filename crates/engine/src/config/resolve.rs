@@ -62,10 +62,8 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     let names = own_names(env, &identity, &host);
 
     let driver = reader.get(&variables::DRIVER)?;
-    let keepalive = Keepalive {
-        interval: Duration::from_millis(reader.get(&variables::KEEPALIVE_MS)?),
-        timeout: Duration::from_millis(reader.get(&variables::KEEPALIVE_TIMEOUT_MS)?),
-    };
+    let [interval, timeout] = reader.get(&variables::KEEPALIVE)?.map(Duration::from_millis);
+    let keepalive = Keepalive { interval, timeout };
     let secret = secret::read(reader, &mut warnings)?;
     let tls = tls::read(reader)?;
     let has_proof = secret.is_some() || tls.is_some();

@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn unknown_variables_are_named_with_the_nearest_known_one() {
         let env = MapEnv::new("/")
-            .set("STARWIRE_KEEPALIVE", "1")
+            .set("STARWIRE_KEEPALIV", "1")
             .set("STARWIRE_DRIVRE", "epoll")
             .set("STARWIRE_COMPLETELY_DIFFERENT", "1")
             .set("STARWIRE_UNIX", "off")
@@ -76,7 +76,7 @@ mod tests {
             [
                 "STARWIRE_COMPLETELY_DIFFERENT is set but is not a variable of starwire",
                 "STARWIRE_DRIVRE is set but is not a variable of starwire; did you mean STARWIRE_DRIVER?",
-                "STARWIRE_KEEPALIVE is set but is not a variable of starwire; did you mean STARWIRE_KEEPALIVE_MS?",
+                "STARWIRE_KEEPALIV is set but is not a variable of starwire; did you mean STARWIRE_KEEPALIVE?",
             ]
         );
     }

@@ -6,11 +6,11 @@ use starwire_net::transport::verbs::{Arena, TransportChoice};
 
 use super::kinds::{
     Amount, Amounts, BIND_ADDRESS, Bytes, CERTIFICATE_NAMES, CLUSTER_NAME, Choice, Flag, Hidden, JOBS, JOINABLE,
-    Number, Optional, Parsed, text,
+    Number, Optional, Parsed, STATE_FROM as FROM, text,
 };
 use super::row::Initial::{Is, Machine, Star, Unset, Verbs};
 use super::row::{ReadBy, Row, Variable};
-use super::{ControlAccess, DriverChoice, GrpcAccess, Joinable, PortsChoice, StateMode, UnixSockets, star};
+use super::{ControlAccess, DriverChoice, GrpcAccess, Joinable, PortsChoice, StateFrom, StateMode, UnixSockets, star};
 use crate::tls::Names;
 
 macro_rules! variables {
@@ -59,10 +59,10 @@ variables! {
     DRIVER: Choice<DriverChoice> = "STARWIRE_DRIVER",
         Choice(&[("auto", DriverChoice::Auto), ("epoll", DriverChoice::Epoll), ("io_uring", DriverChoice::IoUring)]), Is("auto"), Servers,
         "The reactors' interface to the kernel. `auto` is epoll. `io_uring` fails at start where the kernel lacks it or a container forbids it, and uses less CPU for large tensors over TCP.";
-    KEEPALIVE_MS: Number<u64> = "STARWIRE_KEEPALIVE_MS", Number(10..=3_600_000), Is("5000"), Servers,
-        "Milliseconds of silence after which a server sends a keep-alive question to the peer.";
-    KEEPALIVE_TIMEOUT_MS: Number<u64> = "STARWIRE_KEEPALIVE_TIMEOUT_MS", Number(10..=3_600_000), Is("15000"), Servers,
-        "Milliseconds of silence after that question until the connection counts as lost and its requests end with `Unavailable`.";
+    KEEPALIVE: Amounts<2> = "STARWIRE_KEEPALIVE",
+        Amounts([Amount::number("after_ms", 10..=3_600_000), Amount::number("timeout_ms", 10..=3_600_000)]),
+        Is("after_ms=5000,timeout_ms=15000"), Servers,
+        "After `after_ms` milliseconds of silence, a server sends a keep-alive question to the peer. After `timeout_ms` more, the connection counts as lost, and its requests end with `Unavailable`.";
     SECRET: Optional<Hidden> = "STARWIRE_SECRET", Optional(Hidden), Unset(""), Servers,
         "Secret of the cluster, the same in every task. Both sides of a connection prove that they know it (HMAC-SHA256) without sending it.";
     SECRET_FILE: Optional<Parsed<String>> = "STARWIRE_SECRET_FILE", Optional(text("file")), Unset(""), Servers,
@@ -150,6 +150,8 @@ variables! {
         "Directory in which a parameter server of a star protocol keeps its variables, in a folder of its own, so that they outlive its process ([elastic.md](elastic.md#servers-that-come-back)). Other tasks ignore it.";
     STATE_MODE: Choice<StateMode> = "STARWIRE_STATE_MODE", Choice(&[("async", StateMode::Async), ("sync", StateMode::Sync)]), Is("async"), ParameterServers,
         "`async`: the state is written every second. `sync`: a call that changes something is answered when the changes are on the disk ([elastic.md](elastic.md#servers-that-come-back)).";
+    STATE_FROM: Optional<Parsed<StateFrom>> = "STARWIRE_STATE_FROM", Optional(FROM), Unset(""), ParameterServers,
+        "Another process of this task, at this address, whose state the server takes over before it begins to serve ([elastic.md](elastic.md#servers-that-move)): `move`, as soon as it has copied it; `standby`, when that process stops, or has ended.";
     RECOVER_S: Number<u64> = "STARWIRE_RECOVER_S", Number(0..=3600), Is("0"), Masters,
         "Seconds for which a star call waits for a parameter server that is down ([elastic.md](elastic.md#servers-that-come-back)). 0: a call that has lost its connection waits 10 s, any other one fails at once.";
     STAR_SPLIT_BYTES: Optional<Bytes> = "STARWIRE_STAR_SPLIT_BYTES", Optional(Bytes(0..=1 << 40)), Unset("measured when a graph is planned: `32K` to `1M`"), Masters,

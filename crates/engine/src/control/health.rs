@@ -1,12 +1,14 @@
 //! `grpc.health.v1`: reports whether the server runs.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::sync::{mpsc, watch};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+use super::ControlState;
 use super::proto::health::health_check_response::ServingStatus;
 use super::proto::health::health_server::Health;
 use super::proto::health::{HealthCheckRequest, HealthCheckResponse};
@@ -15,12 +17,13 @@ use super::proto::health::{HealthCheckRequest, HealthCheckResponse};
 const SERVICES: [&str; 3] = ["", "grpc.health.v1.Health", "starwire.control.v1.Control"];
 
 pub struct HealthService {
+    state: Arc<dyn ControlState>,
     serving: watch::Receiver<bool>,
 }
 
 impl HealthService {
-    pub fn new(serving: watch::Receiver<bool>) -> Self {
-        Self { serving }
+    pub fn new(state: Arc<dyn ControlState>, serving: watch::Receiver<bool>) -> Self {
+        Self { state, serving }
     }
 }
 
@@ -31,7 +34,8 @@ impl Health for HealthService {
         if !SERVICES.contains(&service.as_str()) {
             return Err(Status::not_found("unknown service"));
         }
-        Ok(Response::new(reply(status(*self.serving.borrow()))))
+        let is_serving = *self.serving.borrow() && self.state.server().moved_to.is_none();
+        Ok(Response::new(reply(status(is_serving))))
     }
 
     type WatchStream = Updates;

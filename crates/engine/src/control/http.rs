@@ -32,7 +32,8 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script
 
 /// The routes of the control service.
 pub fn router(state: Arc<dyn ControlState>, serving: watch::Receiver<bool>) -> Router {
-    let health = HealthServer::new(HealthService::new(serving.clone())).max_decoding_message_size(MAX_REQUEST);
+    let health = HealthServer::new(HealthService::new(Arc::clone(&state), serving.clone()))
+        .max_decoding_message_size(MAX_REQUEST);
     let control = ControlServer::new(StatsService::new(Arc::clone(&state))).max_decoding_message_size(MAX_REQUEST);
     Router::new()
         .route_service(&grpc_path(&health), health)
@@ -95,10 +96,11 @@ async fn metrics(State(shared): State<Shared>, headers: HeaderMap) -> Response {
 }
 
 async fn healthz(State(shared): State<Shared>) -> Response {
-    if *shared.serving.borrow() {
-        (StatusCode::OK, "ok\n").into_response()
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "stopping\n").into_response()
+    let is_serving = *shared.serving.borrow();
+    match shared.state.server().moved_to.filter(|_| is_serving) {
+        Some(to) => (StatusCode::SERVICE_UNAVAILABLE, format!("moved to {to}\n")).into_response(),
+        None if is_serving => (StatusCode::OK, "ok\n").into_response(),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n").into_response(),
     }
 }
 

@@ -45,6 +45,8 @@ pub struct ServerFacts {
     pub incarnation: u64,
     pub banner: String,
     pub uptime: Duration,
+    /// Another process has the task now, at this address.
+    pub moved_to: Option<String>,
     /// With TLS: when the own certificate ends, in seconds of Unix time.
     pub certificate_ends: Option<u64>,
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::conn::{CLOSE_TIMEOUT, Drain, Path, Side};
+use super::conn::{CLOSE_TIMEOUT, Conn, Drain, Path, Side};
 use super::{LinkEvent, Links};
 use crate::api::Host;
 use crate::config::{Config, Ports};
@@ -24,6 +24,16 @@ impl<H: Host> Links<H> {
         for key in keys {
             self.close_in_order(key);
         }
+    }
+
+    /// Another process has this task: peers go there. Processes of the task itself stay: one of them is that process.
+    pub fn close_moved(&mut self) {
+        let Some(to) = self.shared.moved_to.get() else { return };
+        let own = &self.shared.config.identity.task;
+        let goes = |conn: &Conn<H>| matches!(conn.side, Side::Server) && !conn.is_of(own);
+        let keys: Vec<u64> = self.conns.iter().filter(|(_, conn)| goes(conn)).map(|(key, _)| *key).collect();
+        let why = format!("{own} has moved to {to}");
+        keys.into_iter().for_each(|key| self.lose(key, code::UNAVAILABLE, why.clone()));
     }
 
     /// Forgets what the kernel may still use after `patience`: no operation may outlive its memory.

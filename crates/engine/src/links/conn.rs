@@ -137,6 +137,11 @@ pub struct Conn<H: Host> {
 }
 
 impl<H: Host> Conn<H> {
+    /// Whether the peer is this task.
+    pub fn is_of(&self, task: &str) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.task == task)
+    }
+
     pub fn new(
         key: u64,
         token: Token,

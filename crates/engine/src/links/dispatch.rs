@@ -17,6 +17,7 @@ use starwire_protocol::tunnel::TUNNEL;
 use starwire_protocol::{Event, Failure, Outcome, PeerInfo, RecvFrame, code, digest};
 use starwire_state::StateError;
 
+const MOVED: &[u8] = b"starwire: another process has this task now";
 const CHANGED: &[u8] = b"starwire: the payload of the call was changed on its way: its digest is wrong";
 /// Most requests that the host gets at once. All requests of an input are parsed before the first is delivered.
 const BATCH: usize = 256;
@@ -90,9 +91,13 @@ impl<H: Host> Dispatcher<H> {
     /// Delivers events of a connection, in order, up to one that concerns the connection; None: it has no more. Must be
     /// called after each input of a connection until it returns None.
     pub fn next(&mut self, conn: &mut Conn<H>) -> Option<ConnEvent> {
+        let elsewhere = self.goes_elsewhere(conn);
         let event = loop {
             let Some(event) = conn.proto.poll_event() else { break None };
             match event {
+                Event::RecvRequest(recv) if elsewhere => {
+                    conn.proto.reply(recv.id, code::UNAVAILABLE, MOVED, None);
+                }
                 Event::RecvRequest(recv) => match key_of(&conn.keys, recv.key) {
                     Some(key) => self.add_to_batch(conn.key, key, recv),
                     None => {
@@ -103,6 +108,10 @@ impl<H: Host> Dispatcher<H> {
                 Event::ReplyDone { op, outcome } => self.reply_done(op, &outcome),
                 Event::CallReady { id, method, deadline_ms, mut body } => {
                     self.flush();
+                    if elsewhere {
+                        conn.proto.reply(id, code::UNAVAILABLE, MOVED, None);
+                        continue;
+                    }
                     if self.shared.config.secret.is_some() && digest::has_digest(method) && !body.is_authentic() {
                         conn.proto.reply(id, code::DATA_LOSS, CHANGED, None);
                         continue;
@@ -167,6 +176,11 @@ impl<H: Host> Dispatcher<H> {
         };
         self.flush();
         event
+    }
+
+    /// Another process has this task, and this is no connection of that.
+    fn goes_elsewhere(&self, conn: &Conn<H>) -> bool {
+        self.shared.moved_to.get().is_some() && !conn.is_of(&self.shared.config.identity.task)
     }
 
     /// Delivers the last events of a connection that has failed.

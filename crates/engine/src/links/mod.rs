@@ -48,6 +48,12 @@ pub enum LinkEvent {
         key: u64,
         incarnation: u64,
     },
+    /// The peer's task has another process, at this address. The connection is closed.
+    Moved {
+        channel: u32,
+        key: u64,
+        to: String,
+    },
     /// The peer answers open requests, but takes no new ones.
     Goodbye {
         channel: u32,
@@ -358,6 +364,7 @@ impl<H: Host> Links<H> {
     fn became_ready(&mut self, key: u64, peer: PeerInfo) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let incarnation = peer.incarnation;
+        let to = peer.moved_to.clone();
         conn.entry.set_peer(&peer.task);
         conn.entry.set_state(State::Ready);
         if matches!(conn.side, Side::Server) {
@@ -374,6 +381,13 @@ impl<H: Host> Links<H> {
                 metrics.accepts.add(1);
                 metrics.connections_in.add(1);
                 self.events.push_back(LinkEvent::Settled(key));
+            }
+            Side::Client { channel, .. } if !to.is_empty() => {
+                metrics.connections_out.add(1);
+                // No loss.
+                conn.goodbye = Some("the task has moved".to_owned());
+                self.events.push_back(LinkEvent::Moved { channel, key, to });
+                self.lose(key, code::UNAVAILABLE, "the task has moved".to_owned());
             }
             Side::Client { channel, .. } => {
                 metrics.connects.add(1);

@@ -89,6 +89,7 @@ metrics! {
     Counter state_flushes "starwire_state_flushes_total" "Flushes of this server's state to its folder (STARWIRE_STATE).";
     Counter state_failures "starwire_state_failures_total" "Flushes that failed: the state in the folder stays as old as it is.";
     Counter state_bytes "starwire_state_bytes_total" "Bytes of flushes.";
+    Gauge state_copies "starwire_state_copies" "Processes that keep a copy of the state, and have everything up to the last flush or so.";
 
     Counter verbs_connections "starwire_verbs_connections_total" "Connections moved to an RDMA queue pair, opened by this task or by peers.";
     Counter verbs_fallbacks "starwire_verbs_fallbacks_total" "Fallbacks to TCP because RDMA did not work.";

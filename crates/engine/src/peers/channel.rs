@@ -7,6 +7,7 @@ use std::vec::IntoIter;
 
 use super::{Do, Peer, Stage, Waiting, is_guess};
 use crate::api::Level;
+use crate::config::HostPort;
 use starwire_net::transport::{SocketAddress, backoff};
 use starwire_protocol::{Failure, code};
 
@@ -21,6 +22,8 @@ pub const REMINDER: Duration = Duration::from_secs(60);
 /// A peer that was connected before gets so many more attempts at once if a connection is cut during its handshake:
 /// somebody is there, and requests that began a moment earlier are sent again.
 const CUTS: u32 = 3;
+/// A peer that moves more often than this before it answers is in two places.
+const MOST_REDIRECTS: u32 = 4;
 /// After RDMA failed with a peer, it is not tried again before this.
 pub const SHUNNED: Duration = Duration::from_secs(60);
 
@@ -54,6 +57,9 @@ pub struct Channel<R> {
     /// When requests began to wait for a connection.
     wanted_since: Option<Instant>,
     outage: Outage,
+    /// Where the peer has moved, and how often it has said so since the last connection.
+    redirect: Option<HostPort>,
+    redirects: u32,
     /// The peer's incarnation on the last connection.
     incarnation: Option<u64>,
     /// RDMA failed with this peer: it is not tried again before this.
@@ -91,6 +97,8 @@ impl<R> Channel<R> {
             until: None,
             wanted_since: None,
             outage: Outage::default(),
+            redirect: None,
+            redirects: 0,
             incarnation: None,
             no_pairs_before: None,
             stopped: false,
@@ -99,6 +107,11 @@ impl<R> Channel<R> {
 
     pub fn peer(&self) -> &Arc<Peer> {
         &self.peer
+    }
+
+    /// Where the peer is looked up.
+    pub fn address(&self) -> &HostPort {
+        self.redirect.as_ref().unwrap_or(self.peer.data.address())
     }
 
     /// Returns the connection on which requests start at once. Then none waits.
@@ -209,6 +222,7 @@ impl<R> Channel<R> {
         }
         self.state = State::Ready(conn);
         self.outage = Outage::default();
+        self.redirects = 0;
         let after = self.wanted_since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         let before = self.incarnation.replace(incarnation);
         if before.is_some_and(|old| old != incarnation) {
@@ -217,6 +231,28 @@ impl<R> Channel<R> {
         }
         self.actions.push_back(Do::Connected { conn, after, is_new: before != Some(incarnation) });
         self.proceed(now);
+    }
+
+    /// Another process has the peer's task, at this address.
+    pub fn moved(&mut self, conn: u64, to: &str, now: Instant) {
+        if !matches!(self.state, State::Connecting { conn: Some(own), .. } if own == conn) {
+            return;
+        }
+        self.state = State::Idle;
+        self.redirects += 1;
+        match to.parse() {
+            Ok(address) if self.redirects <= MOST_REDIRECTS => {
+                let line = format!("starwire: {} has moved to {to}", self.peer.task);
+                self.actions.push_back(Do::Log(Level::Info, line));
+                self.redirect = Some(address);
+                self.proceed(now);
+            }
+            Ok(_) => {
+                self.redirects = 0;
+                self.fail(unavailable(format!("it has moved again and again, at last to {to}")), now);
+            }
+            Err(error) => self.fail(unavailable(format!("it has moved to {to:?}: {error}")), now),
+        }
     }
 
     /// The peer takes no new requests on this connection.
@@ -259,6 +295,8 @@ impl<R> Channel<R> {
     /// The attempt has failed. Requests that do not wait end; the others get another attempt, unless that cannot help.
     fn fail(&mut self, failure: Failure, now: Instant) {
         self.state = State::Idle;
+        // The next attempt begins where the ClusterSpec says: whoever is there may know better.
+        self.redirect = None;
         self.actions.push_back(Do::CountFailedAttempt);
         // A peer that is down is told in gRPC's words, by which programs recognise that.
         let words = if failure.code == code::UNAVAILABLE { "failed to connect to all addresses: " } else { "" };

@@ -221,6 +221,47 @@ fn connections_that_are_cut_in_the_handshake_are_made_again_for_a_peer_that_was_
 }
 
 #[test]
+fn a_peer_that_has_moved_is_looked_up_where_it_says_until_that_fails() {
+    let (mut channel, now) = (channel(), Instant::now());
+    let moves = |channel: &mut Channel<()>, conn, to| {
+        resolve(channel, &["10.0.0.1:1"], now);
+        channel.connecting(Ok(conn), now);
+        channel.moved(conn, to, now);
+        // The connection that said so is closed.
+        channel.lost(conn, Stage::Handshake, failure(code::UNAVAILABLE, "moved"), now);
+    };
+    channel.submit(patient(1), now);
+    moves(&mut channel, 1, "new:2");
+    assert_eq!(channel.address().to_string(), "new:2");
+    connect(&mut channel, 2, now);
+    channel.lost(2, Stage::Handshake, failure(code::UNAVAILABLE, "reset"), now);
+    channel.submit(patient(2), now);
+    resolve(&mut channel, &["10.0.0.2:2"], now);
+    channel.connecting(Err("refused".into()), now);
+    assert_eq!(channel.address().to_string(), "h:1", "whoever is there may know better");
+}
+
+#[test]
+fn a_peer_that_is_in_two_places_is_an_error() {
+    let (mut channel, now) = (channel(), Instant::now());
+    channel.submit(Waiting { wait_for_ready: false, ..patient(1) }, now);
+    for conn in 1..6 {
+        resolve(&mut channel, &["10.0.0.1:1"], now);
+        channel.connecting(Ok(conn), now);
+        channel.moved(conn, if conn % 2 == 0 { "a:1" } else { "b:1" }, now);
+    }
+    let [(1, code::UNAVAILABLE, message)] = &ends(&mut channel)[..] else { panic!("no end") };
+    assert!(message.ends_with("it has moved again and again, at last to b:1"), "{message}");
+    channel = self::channel();
+    channel.submit(Waiting { wait_for_ready: false, ..patient(1) }, now);
+    resolve(&mut channel, &["10.0.0.1:1"], now);
+    channel.connecting(Ok(9), now);
+    channel.moved(9, "nowhere", now);
+    let [(1, code::UNAVAILABLE, message)] = &ends(&mut channel)[..] else { panic!("no end") };
+    assert!(message.ends_with(r#"it has moved to "nowhere": the port is missing (host:port)"#), "{message}");
+}
+
+#[test]
 fn a_unix_socket_of_another_server_is_passed_over() {
     let (mut channel, now) = (channel(), Instant::now());
     channel.submit(Waiting { wait_for_ready: false, ..patient(1) }, now);

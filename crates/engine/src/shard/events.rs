@@ -43,6 +43,9 @@ impl<H: Host> Shard<H> {
                         self.links.lose(key, code::UNAVAILABLE, "the task has left".to_owned());
                     }
                 }
+                LinkEvent::Moved { channel, key, to } => {
+                    self.tell(channel, now, |channel| channel.moved(key, &to, now));
+                }
                 LinkEvent::Goodbye { channel, key } => self.tell(channel, now, |channel| channel.goodbye(key)),
                 LinkEvent::PairsWork { channel } => self.tell(channel, now, |channel| channel.pairs_work()),
                 LinkEvent::PairsFailed { channel, why } => {

@@ -227,6 +227,10 @@ impl<H: Host> Shard<H> {
             }
             Command::Adopt { fd, listener } => self.adopt(fd, listener),
             Command::Star(command) => self.links.star_command(*command),
+            Command::Moved(done) => {
+                self.links.close_moved();
+                drop(done);
+            }
             Command::Stop => self.stop(now),
         }
         self.take_events(now);

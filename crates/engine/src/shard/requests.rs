@@ -68,8 +68,10 @@ impl<H: Host> Shard<H> {
         while let Some((channel, action)) = self.peers.poll() {
             match action {
                 Do::Resolve => {
-                    let Some(peer) = self.peers.get(channel).map(Channel::peer) else { continue };
-                    if let Some(result) = resolve(&self.shared, self.index, channel, peer) {
+                    let Some((peer, at)) = self.peers.get(channel).map(|found| (found.peer(), found.address())) else {
+                        continue;
+                    };
+                    if let Some(result) = resolve(&self.shared, self.index, channel, peer, at) {
                         self.peers.tell(channel, |channel| channel.resolved(result, now));
                     }
                 }

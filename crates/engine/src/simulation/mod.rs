@@ -93,8 +93,10 @@ impl World {
         let mut some = |values: &[u64]| values[random.below(values.len() as u64) as usize].to_string();
         let settings = vec![
             ("STARWIRE_UNIX", "off".to_owned()),
-            ("STARWIRE_KEEPALIVE_MS", some(&[100, 1000, 5000])),
-            ("STARWIRE_KEEPALIVE_TIMEOUT_MS", some(&[500, 3000, 15_000])),
+            (
+                "STARWIRE_KEEPALIVE",
+                format!("after_ms={},timeout_ms={}", some(&[100, 1000, 5000]), some(&[500, 3000, 15_000])),
+            ),
             ("NETWORK_MAX_CONNECTION_TIMEOUT", some(&[500, 2000, 10_000])),
         ];
         let scenario = match random.below(4) {

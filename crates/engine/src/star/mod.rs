@@ -1,11 +1,13 @@
 //! Star calls on a parameter server. A call lives on the shard of its connection (`shard.rs`), with the values that
 //! stay between the calls of its step (`steps.rs`); one that comes again over another connection is recognised
-//! (`call_log.rs`). If the server has a state (`state.rs`), calls that change something are before or after each flush.
+//! (`call_log.rs`). If the server has a state (`state.rs`), calls that change something are before or after each flush;
+//! other processes of the task may copy it (`copies.rs`).
 //! The plans that all sessions share are in one table (`plans.rs`, `server.rs`), of which each shard keeps a copy. The
 //! owner of the kernels is a [`StarHost`].
 
 mod accounts;
 mod call_log;
+mod copies;
 mod plans;
 mod server;
 mod shard;
@@ -16,9 +18,10 @@ pub use crate::api::{
     CompiledPlan, Job, Kept, ReplyMeta, Slots, StarCall, StarFailure, StarHost, StarOutcome, StarReply,
 };
 pub(crate) use accounts::Accounts;
+pub(crate) use copies::GIVEN_UP;
 pub(crate) use server::StarServer;
 pub(crate) use shard::{Answer, StarShard};
-pub(crate) use state::{State, StateThread};
+pub(crate) use state::{State, StateThread, folder_of, owner_of};
 
 use starwire_protocol::code;
 

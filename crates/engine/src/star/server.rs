@@ -230,13 +230,13 @@ impl<H: Host> StarServer<H> {
     /// Calls `then` at once, or when all changes that were made by now are in the state if it is synchronous.
     pub(crate) fn when_written(&self, then: Then) {
         match &self.state {
-            Some(state) if state.is_sync() => state.when_written(then),
+            Some(state) if state.answers_wait() => state.when_written(then),
             _ => then(true),
         }
     }
 
-    pub(super) fn is_sync(&self) -> bool {
-        self.state.as_ref().is_some_and(State::is_sync)
+    pub(super) fn answers_wait(&self) -> bool {
+        self.state.as_ref().is_some_and(State::answers_wait)
     }
 
     fn compile(self: &Arc<Self>, registration: &Registration, isolated: bool) -> Result<(), StarFailure> {

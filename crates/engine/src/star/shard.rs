@@ -22,6 +22,7 @@ use starwire_protocol::code;
 use starwire_protocol::star::{
     self, CallHead, CallId, EndHead, Keep, LAST, PlanHash, REPLY_BYTES, ReplyHead, SESSION_AT, TRACE, UNKNOWN_PLAN,
 };
+use starwire_protocol::state::STATE;
 
 /// The reply to a request of star calls.
 pub struct Answer {
@@ -132,6 +133,7 @@ impl<H: Host> StarShard<H> {
             self.server.accounts.gone(account, now);
         }
         drop(self.steps.peer_gone(conn));
+        self.server.copy_gone(conn);
         self.count_slots(metrics);
     }
 
@@ -149,6 +151,10 @@ impl<H: Host> StarShard<H> {
             star::REGISTER => {
                 let peer = self.peer(ticket.conn).unwrap_or("a disconnected worker");
                 self.server.register(ticket, peer, body).map(|()| None)
+            }
+            STATE => {
+                let peer = self.peer(ticket.conn).unwrap_or("a disconnected process");
+                self.server.copy(ticket, peer, body.meta()).map(|()| None)
             }
             _ => {
                 let ended = self.end_step(ticket.conn, body.meta(), metrics);
@@ -239,7 +245,7 @@ impl<H: Host> StarShard<H> {
             Ok(Begin::Repeat(reply)) => {
                 metrics.star_calls_repeated.add(1);
                 let answer = Answer::again(ticket.id, reply);
-                if !self.server.is_sync() {
+                if !self.server.answers_wait() {
                     return Some(answer);
                 }
                 self.server.reply(ticket, answer);
@@ -310,7 +316,7 @@ impl<H: Host> StarShard<H> {
                 let call = self.calls.remove(&(ticket.conn, ticket.id))?;
                 let has_effects = matches!(&call.stage, Stage::Running(plan, _) if plan.has_effects);
                 let (to, answer) = self.done(ticket, &call, outcome, now, metrics);
-                let answer = if to != ticket || (has_effects && self.server.is_sync()) {
+                let answer = if to != ticket || (has_effects && self.server.answers_wait()) {
                     self.server.reply(to, answer);
                     None
                 } else {

@@ -5,7 +5,7 @@
 //! copied. Nobody waits for the disk, unless the state is synchronous: then whoever has changed something is answered
 //! when that is in the folder, and all that wait are written together.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
@@ -13,12 +13,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::StarHost;
 use super::accounts::Accounts;
+use super::copies::{Copies, CopyReply, FAREWELL, PATIENCE, TakeOver};
 use super::server::StarServer;
-use crate::api::{Host, Level, StarFailure};
-use crate::command::{Command, StarCommand};
+use crate::api::{Host, Level, StarFailure, Ticket};
+use crate::command::{Command, Meta, StarCommand};
 use crate::config::{Identity, StateMode};
 use crate::error::EngineError;
+use crate::keys::shard_of;
 use crate::shared::Shared;
+use starwire_protocol::code;
+use starwire_protocol::state::{Position, StateReply, StateRequest};
 use starwire_state::{Committed, StateError, Store};
 
 /// How old the state in the folder may be.
@@ -69,9 +73,23 @@ impl Gate {
         }
     }
 
+    fn is_closed(&self) -> bool {
+        self.state.load(Ordering::Acquire) & CLOSED != 0
+    }
+
     fn open(&self) {
         self.state.fetch_and(!CLOSED, Ordering::Release);
     }
+}
+
+/// A flush, and what follows it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flush {
+    Usual,
+    /// Nothing changes afterwards, unless the take-over is given up.
+    HandOver,
+    /// The server stops.
+    Last,
 }
 
 /// Called with whether what had changed is in the folder. If it is not, the server has stopped.
@@ -88,6 +106,10 @@ struct Waiting {
 pub(crate) struct State {
     gate: Gate,
     mode: StateMode,
+    folder: PathBuf,
+    copies: Copies,
+    /// A change that is not written yet may be lost with this process: whoever makes it waits, whatever the mode.
+    hands_over: AtomicBool,
     /// Flushes that have begun to copy what has changed. Whatever changes before the next one is in that.
     begun: AtomicU64,
     waiting: Mutex<Waiting>,
@@ -102,11 +124,7 @@ impl State {
     pub fn open<H: Host>(shared: &Shared<H>, accounts: &Accounts) -> Result<Option<Self>, StateError> {
         let (Some(config), Some(host)) = (&shared.config.state, shared.host.star()) else { return Ok(None) };
         let identity = &shared.config.identity;
-        let folder = Path::new(&config.folder).join(folder_name(identity));
-        let owner = match shared.config.cluster_id.as_str() {
-            "" => identity.task.clone(),
-            cluster => format!("{} of cluster {cluster}", identity.task),
-        };
+        let (folder, owner) = (folder_of(&config.folder, identity), owner_of(&shared.config.cluster_id, identity));
         let store = Store::open(&folder, &owner, host.incarnations())?;
         if accounts.load(store.calls(), Instant::now()).is_none() && !store.calls().is_empty() {
             return Err(StateError::Calls { folder });
@@ -129,9 +147,14 @@ impl State {
         };
         shared.host.log(Level::Info, &line);
         let incarnations = store.incarnations().to_vec();
+        let copies = Copies::default();
+        copies.flushed(store.journals(), 0);
         Ok(Some(Self {
             gate: Gate::default(),
             mode: config.mode,
+            folder,
+            copies,
+            hands_over: AtomicBool::new(false),
             begun: AtomicU64::new(0),
             waiting: Mutex::default(),
             incarnations,
@@ -144,6 +167,11 @@ impl State {
         self.mode == StateMode::Sync
     }
 
+    /// Whether an answer waits until what has changed is written.
+    pub fn answers_wait(&self) -> bool {
+        self.is_sync() || self.hands_over.load(Ordering::SeqCst)
+    }
+
     /// Calls `then` when everything that has changed by now is in the folder.
     pub fn when_written(&self, then: Then) {
         let mut waiting = self.waiting();
@@ -153,6 +181,10 @@ impl State {
         }
         waiting.list.push((self.begun.load(Ordering::SeqCst), then));
         drop(waiting);
+        self.wake();
+    }
+
+    fn wake(&self) {
         if let Some(thread) = self.gate.waits.get() {
             thread.unpark();
         }
@@ -200,10 +232,13 @@ impl State {
     }
 
     /// Writes what has changed. Nothing may run afterwards if this is the last time. None: nothing has changed.
-    fn flush<H: Host>(&self, server: &StarServer<H>, is_last: bool) -> Result<Option<Committed>, StateError> {
+    fn flush<H: Host>(&self, server: &StarServer<H>, kind: Flush) -> Result<Option<Committed>, StateError> {
         let Some(host) = server.host() else { return Ok(None) };
         let mut store = self.store();
         let Some(store) = store.as_mut() else { return Ok(None) };
+        if self.copies.wants_journal() {
+            store.ask_for_journal();
+        }
         let before = store.calls().to_vec();
         let mut flush = store.begin()?;
         if !self.is_sync() {
@@ -217,19 +252,22 @@ impl State {
             }
             // Whoever is inside does not end now: the others must not wait for it.
             limit = (limit * 2).min(LONGEST_WAIT);
-            if is_last && limit == LONGEST_WAIT {
+            if kind == Flush::Last && limit == LONGEST_WAIT {
                 break closed;
             }
             self.let_in(server);
+            if kind == Flush::HandOver && limit == LONGEST_WAIT {
+                return Ok(None);
+            }
             if server.shared.frozen.load(Ordering::Acquire) {
                 return Ok(None);
             }
-            std::thread::park_timeout(if is_last || self.is_sync() { LEAST_WAIT } else { INTERVAL });
+            std::thread::park_timeout(if kind != Flush::Usual || self.is_sync() { LEAST_WAIT } else { INTERVAL });
         };
         let number = self.begun.fetch_add(1, Ordering::SeqCst);
         host.changes(&mut flush, false);
         let calls = server.accounts.save();
-        if !is_last {
+        if kind == Flush::Usual {
             self.let_in(server);
         }
         server.shared.metrics.count(|cells| cells.state_pause_time.record(closed.elapsed()));
@@ -237,8 +275,128 @@ impl State {
             true => None,
             false => Some(flush.commit(&calls)?),
         };
-        self.written(number);
+        let must_confirm = self.copies.flushed(store.journals(), number);
+        if !(must_confirm && self.is_sync()) {
+            self.written(number);
+        }
         Ok(committed)
+    }
+
+    /// Another process of the task asks for something. May block.
+    fn serve<H: Host>(
+        &self,
+        server: &Arc<StarServer<H>>,
+        ticket: Ticket,
+        request: &StateRequest<'_>,
+    ) -> Result<Option<CopyReply>, StarFailure> {
+        let failed = |error: StateError| StarFailure::new(code::INTERNAL, format!("starwire: {error}"));
+        match request {
+            StateRequest::Begin => self.copies.begin(ticket, &self.folder).map(Some).map_err(failed),
+            StateRequest::Resume { position, crc } => {
+                self.copies.resume(ticket, &self.folder, *position, *crc).map(Some).map_err(failed)
+            }
+            StateRequest::Variable { .. } => self.copies.read(ticket, request).map_err(failed),
+            StateRequest::Journal(position) => {
+                if let Some(number) = self.copies.has(ticket.conn, *position) {
+                    self.written(number);
+                }
+                self.copies.read(ticket, request).map_err(failed)
+            }
+            StateRequest::TakeOver { address } => {
+                let reply = self.copies.ask(ticket, address)?;
+                self.wake();
+                Ok(reply)
+            }
+            StateRequest::Confirm(position) => self.confirm(server, ticket, *position),
+        }
+    }
+
+    /// The other process has everything: it is the owner from here on.
+    fn confirm<H: Host>(
+        &self,
+        server: &Arc<StarServer<H>>,
+        ticket: Ticket,
+        position: Position,
+    ) -> Result<Option<CopyReply>, StarFailure> {
+        let hand_over = |address: &str| self.store().as_mut().map_or(Ok(()), |store| store.hand_over(address));
+        let Some(address) = self.copies.confirm(position, hand_over)? else {
+            return Ok(Some(CopyReply { ticket, head: StateReply::Yours, payload: None }));
+        };
+        let shared = &server.shared;
+        let line = format!(
+            "starwire: {} has moved to {address}: this process sends its peers there, and keeps no state",
+            shared.config.identity.task
+        );
+        shared.host.log(Level::Info, &line);
+        let _ = shared.moved_to.set(address);
+        self.end();
+        // The new owner is told once no reactor can answer a peer.
+        let last: Arc<dyn Send + Sync> = Arc::new(Silenced { server: server.clone(), ticket });
+        for shard in 0..shared.config.reactors {
+            shared.send(shard, Command::Moved(last.clone()));
+        }
+        self.wake();
+        Ok(None)
+    }
+
+    /// Lets nobody in any more, writes what is left, and tells the process that takes over.
+    fn prepare<H: Host>(&self, server: &Arc<StarServer<H>>) {
+        self.hands_over.store(true, Ordering::SeqCst);
+        let why = match self.flush(server, Flush::HandOver) {
+            Ok(_) if self.gate.is_closed() => {
+                self.copies.prepared(Instant::now()).into_iter().for_each(|reply| server.reply_to_copy(reply));
+                return self.answer_copies(server);
+            }
+            Ok(_) => "calls that change something do not end".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        self.give_up(server, &why);
+    }
+
+    fn give_up<H: Host>(&self, server: &StarServer<H>, why: &str) {
+        let asked = self.copies.give_up();
+        self.hands_over.store(false, Ordering::SeqCst);
+        self.let_in(server);
+        let task = &server.shared.config.identity.task;
+        let line = format!("starwire: {task} was not handed over: {why}");
+        server.shared.host.log(Level::Warning, &line);
+        if let Some(Ticket { conn, id }) = asked {
+            let (code, meta) = (code::ABORTED, Meta::of(line.as_bytes()));
+            server.shared.send(shard_of(conn), Command::Reply { conn, id, code, meta, payload: None });
+        }
+    }
+
+    /// Answers copies that wait for what was written.
+    fn answer_copies<H: Host>(&self, server: &Arc<StarServer<H>>) {
+        for (ticket, position, has_news) in self.copies.due(Instant::now()) {
+            if has_news {
+                server.serve_copy(ticket, StateRequest::Journal(position).write());
+            } else {
+                server.reply_to_copy(CopyReply { ticket, head: StateReply::Nothing, payload: None });
+            }
+        }
+        let copies = i64::try_from(self.copies.count()).unwrap_or(i64::MAX);
+        server.shared.metrics.count(|cells| cells.state_copies.set(copies));
+    }
+
+    /// What a take-over needs of this thread. None: nothing; else for how long it may sleep.
+    fn hand_over<H: Host>(&self, server: &Arc<StarServer<H>>, now: Instant) -> Option<Duration> {
+        match self.copies.take_over() {
+            TakeOver::No => None,
+            TakeOver::Asked { .. } => {
+                self.prepare(server);
+                Some(Duration::ZERO)
+            }
+            TakeOver::Prepared { until, .. } if until > now => {
+                self.answer_copies(server);
+                Some((until - now).min(LEAST_WAIT))
+            }
+            TakeOver::Prepared { .. } => {
+                self.give_up(server, "the process that takes over was not heard of");
+                Some(Duration::ZERO)
+            }
+            TakeOver::Done { .. } => Some(INTERVAL),
+        }
     }
 
     fn let_in<H: Host>(&self, server: &StarServer<H>) {
@@ -248,15 +406,39 @@ impl State {
         }
     }
 
-    fn run<H: Host>(&self, server: &StarServer<H>) {
+    fn run<H: Host>(&self, server: &Arc<StarServer<H>>) {
         let _ = self.gate.waits.set(std::thread::current());
         let (mut due, mut fails) = (Instant::now() + INTERVAL, false);
+        let (mut offered, mut left_at) = (None, None);
         loop {
             let left = due.saturating_duration_since(Instant::now());
             let stops = self.stops.load(Ordering::Acquire);
             // The process is exiting: whoever waits may be gone.
             if server.shared.frozen.load(Ordering::Acquire) {
                 return;
+            }
+            let now = Instant::now();
+            self.answer_copies(server);
+            if let Some(sleep) = self.hand_over(server, now) {
+                if server.shared.moved_to.get().is_some() && stops {
+                    // The other process has to hear of it, and peers where it is.
+                    let [least, most] = *left_at.get_or_insert([now + FAREWELL, now + PATIENCE]);
+                    if now >= most || (now >= least && !self.copies.is_any()) {
+                        *self.store() = None;
+                        return self.end();
+                    }
+                }
+                std::thread::park_timeout(if stops { sleep.min(LEAST_WAIT) } else { sleep });
+                continue;
+            }
+            // A copy that has everything may take over from a server that stops.
+            if stops && offered.is_none() && self.copies.offer() {
+                offered = Some(now + PATIENCE);
+                continue;
+            }
+            if stops && offered.is_some_and(|until| until > now && self.copies.count() > 0) {
+                std::thread::park_timeout(LEAST_WAIT);
+                continue;
             }
             // After an error, those that wait must not make it a busy loop.
             let is_asked = !fails && self.is_sync() && !self.waiting().list.is_empty();
@@ -265,7 +447,7 @@ impl State {
                 continue;
             }
             due = Instant::now() + INTERVAL;
-            let flushed = self.flush(server, stops);
+            let flushed = self.flush(server, if stops { Flush::Last } else { Flush::Usual });
             fails = flushed.is_err();
             match flushed {
                 Ok(None) => {}
@@ -296,9 +478,84 @@ impl State {
 }
 
 /// `ps-0`: the task's part of STARWIRE_STATE.
-fn folder_name(identity: &Identity) -> String {
+pub(crate) fn folder_of(all: &str, identity: &Identity) -> PathBuf {
     let number = identity.task.rsplit(':').next().unwrap_or_default();
-    format!("{}-{number}", identity.job)
+    Path::new(all).join(format!("{}-{number}", identity.job))
+}
+
+/// Whose state it is.
+pub(crate) fn owner_of(cluster: &str, identity: &Identity) -> String {
+    match cluster {
+        "" => identity.task.clone(),
+        cluster => format!("{} of cluster {cluster}", identity.task),
+    }
+}
+
+/// Tells the new owner, when it is dropped.
+struct Silenced<H: Host> {
+    server: Arc<StarServer<H>>,
+    ticket: Ticket,
+}
+
+impl<H: Host> Drop for Silenced<H> {
+    fn drop(&mut self) {
+        self.server.reply_to_copy(CopyReply { ticket: self.ticket, head: StateReply::Yours, payload: None });
+    }
+}
+
+impl<H: Host> StarServer<H> {
+    /// Another process of this task copies the state, or takes it over.
+    pub(super) fn copy(self: &Arc<Self>, ticket: Ticket, peer: &str, meta: &[u8]) -> Result<(), StarFailure> {
+        let task = &self.shared.config.identity.task;
+        if self.state.is_none() {
+            let message = format!("starwire: {task} keeps no state that could be copied (STARWIRE_STATE)");
+            return Err(StarFailure::new(code::FAILED_PRECONDITION, message));
+        }
+        if peer != task {
+            let message = format!("starwire: the state of {task} is copied by processes of that task only");
+            return Err(StarFailure::new(code::PERMISSION_DENIED, message));
+        }
+        StateRequest::read(meta).map_err(|error| StarFailure::malformed(error.to_string()))?;
+        self.serve_copy(ticket, meta.to_vec());
+        Ok(())
+    }
+
+    fn serve_copy(self: &Arc<Self>, ticket: Ticket, meta: Vec<u8>) {
+        let Some(host) = self.host() else { return };
+        let server = self.clone();
+        host.spawn(Box::new(move || {
+            let (Some(state), Ok(request)) = (&server.state, StateRequest::read(&meta)) else { return };
+            match state.serve(&server, ticket, &request) {
+                Ok(reply) => reply.into_iter().for_each(|reply| server.reply_to_copy(reply)),
+                Err(failure) => {
+                    let (code, meta, payload) = failure.into_reply(None);
+                    let Ticket { conn, id } = ticket;
+                    server.shared.send(shard_of(conn), Command::Reply { conn, id, code, meta, payload });
+                }
+            }
+        }));
+    }
+
+    fn reply_to_copy(&self, CopyReply { ticket: Ticket { conn, id }, head, payload }: CopyReply) {
+        let meta = Meta::of(&head.write());
+        self.shared.send(shard_of(conn), Command::Reply { conn, id, code: 0, meta, payload });
+    }
+
+    /// A connection is closed: it may have been that of a copy.
+    pub(super) fn copy_gone(&self, conn: u64) {
+        let Some(state) = &self.state else { return };
+        let Some((confirmed, was_complete)) = state.copies.gone(conn) else { return };
+        confirmed.into_iter().for_each(|number| state.written(number));
+        state.wake();
+        let shared = &self.shared;
+        if was_complete && shared.moved_to.get().is_none() && shared.log_limiter.allows("copy", Instant::now()) {
+            let task = &shared.config.identity.task;
+            let line = format!(
+                "starwire: the process that keeps a copy of the state of {task} is gone (repeats are suppressed for a minute)"
+            );
+            shared.host.log(Level::Warning, &line);
+        }
+    }
 }
 
 /// The thread that writes.

@@ -37,13 +37,14 @@ fn p20_the_handshake_tells_who_the_peer_is() {
         client.features = 0b0111;
         server.features = 0b1110;
         server.limits.max_recvs = 17;
+        server.moved_to = "ps-0b:2222".to_owned();
         client.expected_task = Some("/job:ps/task:0".to_owned());
         client.cluster_id = "c".to_owned();
     });
     let seen = pair.client.owner.ready.as_ref().expect("ready");
     assert_eq!((seen.task.as_str(), seen.incarnation), ("/job:ps/task:0", 1002));
     assert_eq!((seen.features, seen.limits.max_recvs), (0b0110, 17));
-    assert!(!seen.authenticated);
+    assert_eq!((seen.moved_to.as_str(), seen.authenticated), ("ps-0b:2222", false));
     let seen = pair.server.owner.ready.as_ref().expect("ready");
     assert_eq!((seen.task.as_str(), seen.incarnation, seen.features), ("/job:worker/task:0", 1001, 0b0110));
 }

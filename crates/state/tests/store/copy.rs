@@ -72,6 +72,9 @@ proptest! {
         let mut follower = None;
         for (number, (changes, calls, merges, steps)) in flushes.into_iter().enumerate() {
             store.set_journals(limit, merges);
+            if calls % 8 == 0 {
+                store.ask_for_journal();
+            }
             let mut flush = store.begin().unwrap();
             make(&changes, &mut flush, &mut model);
             flush.commit(&[calls; 3]).unwrap();

@@ -1,0 +1,342 @@
+//! A process that takes over the state of another process of its task, before it begins to serve.
+//!
+//! It copies the state piece by piece, and follows what is written to it. It asks for the state once the copy is
+//! complete, or when the owner stops; or it takes what it has, if somebody says that the owner has ended
+//! (`starctl state promote`). Nothing else makes it an owner: that the other process does not answer proves nothing.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::time::{Duration, Instant};
+
+use crate::api::{Buffers, Host, IncomingCall, Level, Op, PendingOp, RecvRequest};
+use crate::channel::Channel;
+use crate::command::NewCall;
+use crate::config::{Config, Env, Identity, TakeOver};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::star::{GIVEN_UP, folder_of, owner_of};
+use crate::system::random;
+use starwire_protocol::state::{Position, STATE, StateReply, StateRequest, TAIL, checksum};
+use starwire_protocol::{Failure, Outcome, code};
+use starwire_state::{PIECE, Replica, StateError};
+
+/// The owner answers each request within a second, if it lives.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// The end of a take-over: calls that change something have to end, and the last changes are written.
+const LONG_DEADLINE: Duration = Duration::from_secs(60);
+/// If no new journal begins by then, there may be somebody who reads the owner's folder.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(500);
+/// How often the log repeats that there is no connection.
+const REMINDER: Duration = Duration::from_secs(60);
+
+type Log = Arc<dyn Fn(Level, &str) + Send + Sync>;
+
+/// If STARWIRE_STATE_FROM says so: returns once this process has the state of the other one. The address of this
+/// process is that of the identity.
+pub fn take_over(env: &dyn Env, identity: Identity, log: Log) -> Result<(), EngineError> {
+    let mut config = Config::from_env(env, identity)?;
+    // The server says them when it starts.
+    config.warnings.clear();
+    let Some(state) = config.state.take() else { return Ok(()) };
+    let Some(from) = state.from else { return Ok(()) };
+    let (identity, origin) = (config.identity.clone(), from.address.to_string());
+    let (folder, owner) = (folder_of(&state.folder, &identity), owner_of(&config.cluster_id, &identity));
+    if Replica::has_taken_over(&folder, &owner, &origin)? {
+        return Ok(());
+    }
+    let own = config.data_address(&identity.task, &identity.grpc_address)?.address().to_string();
+    if own == origin || identity.grpc_address == origin {
+        return Err(EngineError::TakeOver(format!("{origin} is this server's own address")));
+    }
+    let [a, b, c, d, e, f, g, h, ..] = random::bytes();
+    let engine = Engine::start_client(config, u64::from_ne_bytes([a, b, c, d, e, f, g, h]), Caller(log.clone()))?;
+    let channel = engine.channel(&identity.task, &origin)?;
+    let standby = Standby { channel, folder, owner, own, origin, when: from.when, task: identity.task, log };
+    let taken = standby.run();
+    engine.stop();
+    Ok(taken?)
+}
+
+struct Standby {
+    channel: Channel<Caller>,
+    folder: PathBuf,
+    owner: String,
+    own: String,
+    origin: String,
+    when: TakeOver,
+    task: String,
+    log: Log,
+}
+
+/// Why the copy does not go on.
+enum Stop {
+    /// It begins anew.
+    Again(String),
+    Error(StateError),
+}
+
+impl From<StateError> for Stop {
+    fn from(error: StateError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl Standby {
+    fn run(&self) -> Result<(), StateError> {
+        let Self { task, origin, folder, log, .. } = self;
+        log(Level::Info, &format!("starwire: {task} copies the state of {origin} to {}", folder.display()));
+        let mut said: Option<Instant> = None;
+        loop {
+            // A copy that was complete when the owner was lost may be promoted until there is another one.
+            let mut replica = Replica::begin(folder, &self.owner)?;
+            match self.copy(&mut replica) {
+                Ok(why) => {
+                    replica.take_over(origin)?;
+                    log(Level::Info, &format!("starwire: {task} has the state of {origin}: {why}"));
+                    return Ok(());
+                }
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Again(why)) => {
+                    if said.is_none_or(|at| at.elapsed() >= REMINDER) {
+                        said = Some(Instant::now());
+                        let line = format!("starwire: {task} has no copy of the state of {origin} now: {why}");
+                        log(Level::Warning, &line);
+                    }
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Copies until this process may take over. Returns why it may.
+    fn copy(&self, replica: &mut Replica) -> Result<&'static str, Stop> {
+        let begun = Instant::now();
+        let (head, list) = self.ask(&StateRequest::Begin, DEADLINE)?;
+        let StateReply::Begun { journal } = head else { return Err(self.unexpected(head)) };
+        let mut bytes = 0;
+        for file in list.chunks_exact(16) {
+            let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| file[at + i]));
+            let id = u32::try_from(number(0)).map_err(|_| Stop::Again("a variable has a wrong number".to_owned()))?;
+            self.copy_variable(replica, id, number(8))?;
+            bytes += number(8);
+        }
+        let (mut position, mut is_complete) = (Position { journal, offset: 0 }, false);
+        // Once it is complete, the owner begins a new journal, and this process merges the one before.
+        let mut merges_until: Option<Instant> = None;
+        loop {
+            let (head, piece) = match self.ask(&StateRequest::Journal(position), DEADLINE) {
+                Err(Stop::Again(why)) if is_complete => match self.alone(replica, position, &why)? {
+                    true => return Ok("it was promoted"),
+                    false => continue,
+                },
+                other => other?,
+            };
+            let has_all = match head {
+                StateReply::Piece { more, .. } => {
+                    replica.write_journal(position.journal, &piece)?;
+                    position.offset += piece.len() as u64;
+                    bytes += piece.len() as u64;
+                    if more == 0 {
+                        replica.sync()?;
+                        if !std::mem::replace(&mut is_complete, true) {
+                            self.say_complete(bytes, begun);
+                            merges_until = Some(Instant::now() + PATIENCE);
+                        }
+                    }
+                    more == 0
+                }
+                StateReply::Next => {
+                    position = Position { journal: position.journal + 1, offset: 0 };
+                    merges_until = merges_until.map(|_| Instant::now());
+                    continue;
+                }
+                StateReply::Nothing => true,
+                StateReply::Offered => return self.hand_over(replica, position),
+                _ => return Err(self.unexpected(head)),
+            };
+            if is_complete && merges_until.is_some_and(|until| until <= Instant::now()) {
+                // It takes time, in which nobody should wait.
+                merges_until = None;
+                replica.prepare()?;
+            } else if has_all && is_complete && merges_until.is_none() && self.when == TakeOver::Now {
+                return self.hand_over(replica, position);
+            }
+            if is_complete && replica.is_promoted() {
+                return Err(Stop::Again("it was promoted while its owner answers: that is refused".to_owned()));
+            }
+        }
+    }
+
+    fn copy_variable(&self, replica: &Replica, id: u32, bytes: u64) -> Result<(), Stop> {
+        let mut offset = 0;
+        loop {
+            let (head, piece) = self.ask(&StateRequest::Variable { id, offset }, DEADLINE)?;
+            if !matches!(head, StateReply::Piece { .. }) {
+                return Err(self.unexpected(head));
+            }
+            replica.write_variable(id, offset, &piece)?;
+            offset += piece.len() as u64;
+            if offset >= bytes {
+                return Ok(());
+            }
+            if piece.is_empty() {
+                return Err(Stop::Again(format!("variable {id} has {offset} bytes instead of {bytes}")));
+            }
+        }
+    }
+
+    fn say_complete(&self, bytes: u64, begun: Instant) {
+        let Self { task, origin, log, .. } = self;
+        let seconds = begun.elapsed().as_secs_f64();
+        let line = format!("starwire: {task} has a copy of the state of {origin}: {bytes} bytes in {seconds:.1} s");
+        log(Level::Info, &line);
+    }
+
+    /// The owner writes what is left, gives the state away, and this process has it.
+    fn hand_over(&self, replica: &mut Replica, mut position: Position) -> Result<&'static str, Stop> {
+        let (head, _) = self.ask(&StateRequest::TakeOver { address: &self.own }, LONG_DEADLINE)?;
+        let StateReply::Prepared(end) = head else { return Err(self.unexpected(head)) };
+        while position != end {
+            let (head, piece) = self.ask(&StateRequest::Journal(position), DEADLINE)?;
+            match head {
+                StateReply::Piece { .. } => {
+                    replica.write_journal(position.journal, &piece)?;
+                    position.offset += piece.len() as u64;
+                }
+                StateReply::Next => position = Position { journal: position.journal + 1, offset: 0 },
+                _ => return Err(self.unexpected(head)),
+            }
+        }
+        replica.prepare()?;
+        // If the answer is lost, nobody but the owner knows whether it has given the state away.
+        let mut is_said = false;
+        loop {
+            match self.ask(&StateRequest::Confirm(end), DEADLINE) {
+                Ok((StateReply::Yours, _)) => return Ok("it was handed over"),
+                Ok((head, _)) => return Err(self.unexpected(head)),
+                Err(Stop::Again(why)) if why.contains(GIVEN_UP) => return Err(Stop::Again(why)),
+                Err(Stop::Again(why)) if !std::mem::replace(&mut is_said, true) => self.say_alone(&why),
+                Err(Stop::Again(_)) => std::thread::sleep(PAUSE),
+                Err(error) => return Err(error),
+            }
+            if replica.is_promoted() {
+                return Ok("it was promoted");
+            }
+        }
+    }
+
+    fn say_alone(&self, why: &str) {
+        let Self { task, origin, folder, log, .. } = self;
+        let line = format!(
+            "starwire: {task} has lost the owner of the state, {origin}: {why}. It takes over if that has ended for good: starctl state promote {}",
+            folder.display()
+        );
+        log(Level::Warning, &line);
+    }
+
+    /// The copy is complete, and its owner does not answer: waits until it does, or until somebody says that it has
+    /// ended; then it returns true.
+    fn alone(&self, replica: &mut Replica, position: Position, why: &str) -> Result<bool, Stop> {
+        self.say_alone(why);
+        loop {
+            if replica.is_promoted() {
+                replica.prepare()?;
+                return Ok(true);
+            }
+            let resume = StateRequest::Resume { position, crc: replica.tail_crc(TAIL)? };
+            match self.ask(&resume, DEADLINE) {
+                Ok((StateReply::Nothing, _)) => {
+                    let Self { task, origin, log, .. } = self;
+                    log(Level::Info, &format!("starwire: {task} follows {origin} again"));
+                    return Ok(false);
+                }
+                Ok((head, _)) => return Err(self.unexpected(head)),
+                Err(Stop::Again(_)) => std::thread::sleep(PAUSE),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn unexpected(&self, head: StateReply) -> Stop {
+        Stop::Again(format!("{} has answered with {head:?}", self.origin))
+    }
+
+    /// Waits for the answer.
+    fn ask(&self, request: &StateRequest<'_>, deadline: Duration) -> Result<(StateReply, Vec<u8>), Stop> {
+        let (tell, told) = mpsc::sync_channel(1);
+        self.channel.call(NewCall {
+            method: STATE.into(),
+            meta: request.write(),
+            payload: None,
+            deadline_ms: u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX),
+            wait_for_ready: false,
+            deadline_to_connect: false,
+            op: PendingOp::new(Asked(tell)),
+        });
+        let (meta, piece) = answer(&told).map_err(Stop::Again)?;
+        let head = StateReply::read(&meta).map_err(|error| Stop::Again(error.to_string()))?;
+        match head {
+            StateReply::Piece { crc, .. } if crc != checksum(&piece) => {
+                Err(Stop::Again("a piece was changed on its way: its checksum is wrong".to_owned()))
+            }
+            _ => Ok((head, piece)),
+        }
+    }
+}
+
+type Answer = Result<(Vec<u8>, Vec<u8>), String>;
+
+/// An engine that stops ends all calls.
+fn answer(told: &Receiver<Answer>) -> Answer {
+    told.recv().unwrap_or_else(|_| Err("the call was dropped".to_owned()))
+}
+
+/// A request of this process.
+struct Asked(SyncSender<Answer>);
+
+impl Op for Asked {
+    fn alloc(&mut self, _meta: &[u8], lens: &[u64]) -> Result<Buffers, Failure> {
+        match lens {
+            // A list of variables is shorter.
+            [len] if *len <= PIECE.max(1 << 24) => {
+                Ok(Buffers::owned(vec![vec![0; usize::try_from(*len).unwrap_or_default()]]))
+            }
+            _ => Err(Failure { code: code::INTERNAL, message: format!("a piece of the state has {lens:?} bytes") }),
+        }
+    }
+
+    fn done(self, outcome: &Outcome<'_>, buffers: Buffers) {
+        let answer = match outcome {
+            Outcome::Ok { meta } => Ok((meta.to_vec(), buffers.into_owned().pop().unwrap_or_default())),
+            Outcome::PeerError { message, .. } | Outcome::Local { message, .. } | Outcome::Lost { message, .. } => {
+                Err((*message).to_owned())
+            }
+        };
+        let _ = self.0.send(answer);
+    }
+}
+
+/// Answers nobody.
+struct Caller(Log);
+
+impl Host for Caller {
+    type Key = ();
+    type Op = Asked;
+    type Star = Infallible;
+
+    fn key(&self, _prefix: &[u8]) -> Option<()> {
+        None
+    }
+    fn key_gone(&self, (): ()) {}
+    fn recv(&self, _requests: &[RecvRequest<()>]) {}
+    fn takes_calls(&self) -> bool {
+        false
+    }
+    fn call(&self, _call: IncomingCall) {}
+    fn log(&self, level: Level, line: &str) {
+        (self.0)(level, line);
+    }
+}

@@ -1,0 +1,62 @@
+"""A job that counts its steps on two servers that keep their state, in the task processes, and what its tests share."""
+
+import time
+from pathlib import Path
+
+from cluster import one, state, tf
+
+STARCTL = Path(__file__).resolve().parents[2] / "target/debug/starctl"
+# A flush begins every second.
+FLUSHED = 2.5
+
+
+def environment(folder, mode="async"):
+    return {"STARWIRE_STATE": str(folder), "STARWIRE_STATE_MODE": mode, "STARWIRE_RECOVER_S": 60}
+
+
+def begin_counting(target, use_resource):
+    """A session whose steps add one to three rows of a table and to a counter, on each server."""
+    graph = tf.Graph()
+    with graph.as_default():
+        rows = one().placeholder(tf.int64, [3])
+        counts, adds = [], []
+        for server in range(2):
+            with tf.device(f"/job:ps/task:{server}"):
+                count = one().get_variable(f"count{server}", (), tf.int64, one().zeros_initializer(), use_resource=use_resource)
+                table = one().get_variable(f"table{server}", (1000, 4), tf.float32, one().zeros_initializer(), use_resource=use_resource)
+            with tf.device("/job:worker/task:0"):
+                update = tf.ones((3, 4)) * tf.cast(tf.size(rows) - 2, tf.float32)
+            with tf.device(f"/job:ps/task:{server}"):
+                adds += [one().assign_add(count, 1), one().scatter_add(table, rows, update)]
+            counts += [count, table]
+        sess = one().Session(target, graph=graph)
+        sess.run(one().global_variables_initializer())
+        state["counting"] = sess, rows, tf.group(*adds), counts
+
+
+def count(seconds):
+    """Steps for so long. Returns how many, and the longest."""
+    import numpy as np
+
+    sess, rows, add, _ = state["counting"]
+    steps, longest, until = 0, 0.0, time.monotonic() + seconds
+    rng = np.random.default_rng(1)
+    while time.monotonic() < until:
+        begun = time.monotonic()
+        sess.run(add, {rows: rng.choice(1000, 3, replace=False)})
+        longest = max(longest, time.monotonic() - begun)
+        steps += 1
+    return steps, longest
+
+
+def counted():
+    """By server: the counter, and the sum of the table."""
+    sess, _, _, counts = state["counting"]
+    values = sess.run(counts)
+    return [(int(values[at]), float(values[at + 1].sum())) for at in (0, 2)]
+
+
+def stop():
+    import starwire
+
+    starwire.stop(state["server"])
