@@ -5,7 +5,7 @@ recorded history decides whether each update that was acknowledged is there exac
     make histories ARGS="--seconds 3600 --seed 7 --protocols star_server,grpc++ --proof tls"
     make histories ARGS="--seed 7 --protocols star_server --plant repeat"   # must find it: drop, repeat or swap
     make histories ARGS="--seed 7 --protocols star_server --shrink"         # fewer faults of a run that failed
-    make histories ARGS="--protocols star_server+state --faults kill_server"  # no step may fail
+    make histories ARGS="--protocols star_server+state --faults kill_server,move_server"  # no step may fail
 
 "+state": servers keep their variables (STARWIRE_STATE). Those that come back must have all that was acknowledged before the flush that they name, and of later
 updates what came first. "+sync" (STARWIRE_STATE_MODE=sync): they must have all that was acknowledged.
@@ -42,13 +42,15 @@ PROTOCOLS = ("grpc++", "star_server", "star_server_lite", "star_server" + STATE,
 SERVERS, WORKERS = 2, 2
 # After the last fault, each worker makes a step with each server within these seconds.
 RECOVERY_S = 90
-KEEPALIVE = {"STARWIRE_UNIX": "off", "STARWIRE_KEEPALIVE_MS": 1000, "STARWIRE_KEEPALIVE_TIMEOUT_MS": 2000}
+KEEPALIVE = {"STARWIRE_UNIX": "off", "STARWIRE_KEEPALIVE": "after_ms=1000,timeout_ms=2000"}
 
 
-def faults(seed, seconds, only=()):
+def faults(seed, seconds, only=(), moves=False):
     """Returns [(time, word, arguments, seconds that it lasts)]."""
     chance, found, now = random.Random(f"faults {seed}"), [], 4.0
     words = {"kill_server": 3, "kill_worker": 2, "stop_server": 3, "stop_worker": 2, "cut": 4, "delay": 2, "reset": 4, "no_descriptors": 1}
+    if moves:
+        words["move_server"] = 3
     words = {word: weight for word, weight in words.items() if not only or word in only}
     while now < seconds - 6:
         word = chance.choices(list(words), list(words.values()))[0]
@@ -72,12 +74,14 @@ class History:
         state = {"STARWIRE_STATE": str(folder / "state"), "STARWIRE_STATE_MODE": mode, "STARWIRE_RECOVER_S": RECOVERY_S} if self.has_state else {}
         tasks = {"ps": SERVERS, "worker": WORKERS}
         self.cluster = harness.Cluster(runner, protocol.removesuffix(STATE).removesuffix(SYNC), tasks, environment={**KEEPALIVE, **state}, start=False)
+        # Where each server is besides the address that everybody knows, its process there, and that process's environment.
+        self.away = {}
         self.links = {}
         real = self.cluster.spec
         self.specs = {}
         for job, index in [("ps", n) for n in range(SERVERS)] + [("worker", n) for n in range(WORKERS)]:
             self.specs[job, index] = {other: [self._address(job, index, other, n) for n in range(len(real[other]))] for other in real}
-        self.events, self.done, self.summary = [], [], {}
+        self.events, self.done, self.summary, self.retired = [], [], {}, {}
         tasks = [self._begin(*key) for key in self.specs]
         for task in tasks:
             task.result(harness.START_TIMEOUT)
@@ -92,7 +96,8 @@ class History:
         return link.address
 
     def _begin(self, job, index):
-        return self.cluster.begin_start(job, index, spec=self.specs[job, index])
+        spec, environment = self.away.get(index, (self.specs[job, index], {})) if job == "ps" else (self.specs[job, index], {})
+        return self.cluster.begin_start(job, index, spec=spec, **environment)
 
     def _work(self, worker):
         # A step may wait for a server that comes back.
@@ -150,6 +155,24 @@ class History:
             if not self.is_sync and (found := re.search(r"has its state back from .*, of flush \d+, which began ([\d.]+) s ago", task.full_log())):
                 kill["kept_until"] = begun - float(found[1]) - 0.1
             self.events.append(kill)
+
+    def move_server(self, server, **_):
+        """To another process at another address, or back. The process before sends workers on."""
+        before, known = self.cluster["ps", server], self.cluster.spec["ps"][server]
+        if server in self.away and self.away[server][0] is not self.specs["ps", server]:
+            # At the address that everybody knows is the process that sends them on.
+            self.retired[server].kill()
+            spec, folder = self.specs["ps", server], "state"
+        else:
+            servers = [f"127.0.0.1:{harness.free_port()}" if at == server else address for at, address in enumerate(self.cluster.spec["ps"])]
+            spec, folder = {**self.specs["ps", server], "ps": servers}, "state-away"
+        old = self.away.get(server, (self.specs["ps", server],))[0]["ps"][server]
+        self.away[server] = spec, {"STARWIRE_STATE": str(self.folder / folder), "STARWIRE_STATE_FROM": f"move={old}"}
+        self._begin("ps", server).result(harness.START_TIMEOUT)
+        if spec["ps"][server] == known:
+            before.kill()
+        else:
+            self.retired[server] = before
 
     def kill_worker(self, worker, **_):
         worker = max(worker, 1)  # the chief gives variables their values
@@ -247,7 +270,7 @@ class History:
 
     def _failed(self):
         """Where servers keep their state and nothing else happens than that they die, no step fails that consists of star calls."""
-        if not self.has_state or set(self.done) - {"kill_server"}:
+        if not self.has_state or set(self.done) - {"kill_server", "move_server"}:
             return []
         events = self.recorded()
         begun = max(event["end"] for event in events if event["what"] == "init" and event["ok"])
@@ -258,12 +281,13 @@ class History:
 
     def close(self):
         self.cluster.close()
+        harness.kill_all(self.retired.values())
         self.network.close()
 
 
 def once(runner, out, seed, protocol, seconds, plant=None, plan=None, only=()):
     """Returns the violations of one run, and what it has done."""
-    plan = faults(seed, seconds, only) if plan is None else plan
+    plan = faults(seed, seconds, only, STATE in protocol or SYNC in protocol) if plan is None else plan
     folder = (out / f"{protocol}-{seed}").absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -277,7 +301,7 @@ def once(runner, out, seed, protocol, seconds, plant=None, plan=None, only=()):
 
 def shrink(runner, out, options, protocol):
     """Leaves faults out as long as the run still fails, each tried three times."""
-    plan = faults(options.seed, options.length, options.faults)
+    plan = faults(options.seed, options.length, options.faults, STATE in protocol or SYNC in protocol)
     size = max(len(plan) // 2, 1)
     while True:
         for start in range(0, len(plan), size):

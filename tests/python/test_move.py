@@ -1,0 +1,144 @@
+"""The state of a parameter server moves to another process, or a standby takes over: no session notices, and every update is there once."""
+
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from cluster import RemoteError, free_port, state
+from counting import FLUSHED, STARCTL, begin_counting, count, counted, environment, stop
+
+pytestmark = pytest.mark.ours
+
+SHAPE = (("ps", 2), ("worker", 1))
+
+
+def elsewhere(cluster, index, folder, how="move", begins=False):
+    """Starts a process that takes over from the server, at another address. Returns the old and the new one."""
+    old, address = cluster["ps", index], cluster.spec["ps"][index]
+    servers = [f"127.0.0.1:{free_port()}" if at == index else other for at, other in enumerate(cluster.spec["ps"])]
+    settings = {"STARWIRE_STATE": str(folder), "STARWIRE_STATE_FROM": f"{how}={address}"}
+    new = cluster.begin_start("ps", index, spec={**cluster.spec, "ps": servers}, **settings)
+    if not begins:
+        new.result(60)
+    return old, new, servers[index]
+
+
+def health(address):
+    try:
+        with urllib.request.urlopen(f"http://{address}/healthz", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def start_counting(cluster, use_resource, seconds):
+    worker = cluster["worker", 0]
+    worker.call(begin_counting, cluster.target("worker", 0), use_resource)
+    worker.begin(count, seconds)
+    return worker
+
+
+@pytest.mark.parametrize("mode, use_resource", [("async", True), ("sync", False)])
+def test_a_server_moves_while_a_session_trains(compared, tmp_path, mode, use_resource):
+    """Server 0 moves to another process, and on to a third, which goes where the first one was. No update is missing in either mode."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0", mode)) as cluster:
+        worker = start_counting(cluster, use_resource, 8)
+        time.sleep(1.5)
+        first, second, address = elsewhere(cluster, 0, tmp_path / "1")
+        assert health(cluster.spec["ps"][0]) == (503, f"moved to {address}\n")
+        time.sleep(1)
+        first.kill()
+        # Whoever asks at the first address is not sent on any more.
+        cluster.start("ps", 0, STARWIRE_STATE_FROM=f"move={address}")
+        assert health(address) == (503, f"moved to {cluster.spec['ps'][0]}\n")
+        time.sleep(1)
+        second.kill()
+        steps, longest = worker.result(60)
+        assert worker.call(counted) == [(steps, 12 * steps)] * 2
+        assert longest < 10, longest
+
+
+def test_workers_that_come_later_are_sent_on(compared, tmp_path):
+    """Their ClusterSpec has the old address, where the old process sends them on."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
+        worker = start_counting(cluster, True, 1)
+        steps, _ = worker.result(60)
+        elsewhere(cluster, 0, tmp_path / "1")
+        worker.kill()
+        cluster.start("worker", 0)
+        again = start_counting(cluster, True, 1)
+        assert again.result(60)[0] > 0
+        assert cluster["worker", 0].wait_for_log("/job:ps/replica:0/task:0 has moved to")
+
+
+def test_a_standby_takes_over_when_the_server_stops(compared, tmp_path):
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
+        worker = start_counting(cluster, True, 6)
+        old, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
+        standby.wait_for_log("has a copy of the state of")
+        time.sleep(1)
+        assert not standby.ready()
+        old.call(stop)
+        standby.result(30)
+        old.exit()
+        steps, longest = worker.result(60)
+        assert worker.call(counted) == [(steps, 12 * steps)] * 2
+        assert longest < 10, longest
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_standby_takes_over_from_a_server_that_was_killed(compared, tmp_path, mode):
+    """Somebody says that the server has ended, and the endpoint map leads to the standby. A synchronous state lacks nothing."""
+    with compared.fresh("star_server", SHAPE, environment={**environment(tmp_path / "0", mode), "STARWIRE_STATE_MODE": mode}) as cluster:
+        worker = start_counting(cluster, False, 8)
+        old, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
+        standby.wait_for_log("has a copy of the state of")
+        time.sleep(FLUSHED)
+        folder = tmp_path / "1" / "ps-0"
+        old.kill()
+        standby.wait_for_log("It takes over if that has ended for good")
+        assert not standby.ready()
+        subprocess.run([STARCTL, "state", "promote", folder], check=True, capture_output=True)
+        standby.result(30)
+        # It moves back to the address that the workers know.
+        third = cluster.start("ps", 0, STARWIRE_STATE=str(tmp_path / "2"), STARWIRE_STATE_FROM=f"move={standby.call(address_of)}")
+        assert third is not standby
+        steps, _ = worker.result(90)
+        (first, first_sum), second = worker.call(counted)
+        assert second == (steps, 12 * steps)
+        assert first_sum == 12 * first
+        assert first == steps if mode == "sync" else first <= steps
+
+
+def address_of():
+    """Of the server of this process."""
+    return state["server"].target.removeprefix("grpc://")
+
+
+def test_two_processes_never_have_one_state(compared, tmp_path):
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
+        first, _, address = elsewhere(cluster, 0, tmp_path / "1")
+        # The old process is started again with its folder.
+        first.kill()
+        with pytest.raises(RemoteError, match=f"the state has moved to {address}"):
+            cluster.start("ps", 0)
+        # A state that was never a copy is not given up for one.
+        with pytest.raises(RemoteError, match="has a state of its own: to make it a copy of another one, remove the folder"):
+            cluster.start("ps", 1, STARWIRE_STATE_FROM=f"move={address}")
+
+
+def test_folder_of_a_copy_is_not_served(compared, tmp_path):
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
+        old, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
+        standby.wait_for_log("has a copy of the state of")
+        standby.kill()
+        old.kill()
+        with pytest.raises(RemoteError, match="has a copy that has not taken over: set STARWIRE_STATE_FROM"):
+            cluster.start("ps", 0, STARWIRE_STATE=str(tmp_path / "1"))
+        exported = subprocess.run([STARCTL, "state", "show", tmp_path / "1" / "ps-0"], capture_output=True, text=True)
+        assert exported.returncode == 1 and "has a copy that has not taken over" in exported.stderr
+        assert Path(tmp_path / "1" / "ps-0" / "copy").exists()
