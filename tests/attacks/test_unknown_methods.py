@@ -4,7 +4,7 @@ import os
 
 import client
 
-UNKNOWN = [12, 25, 26, 255, 256, 4711, 65535]
+UNKNOWN = [12, 26, 27, 255, 256, 4711, 65535]
 KNOWN = [*range(1, 12), *range(13, 23), 24]
 
 
@@ -20,6 +20,9 @@ def attack(target, pace):
             reply = member.call(KNOWN[round_ % len(KNOWN)], parts=parts)
             assert reply.code in (3, 15), (KNOWN[round_ % len(KNOWN)], reply)
             malformed += 1
+            # This server has no state that another process could copy; whatever the request is.
+            reply = member.call(25, meta=os.urandom(round_ % 60))
+            assert reply.code == 9, reply
     return unknown, malformed
 
 

@@ -63,7 +63,7 @@ class Settings:
         """Tests with TensorFlow processes, which wait more than they compute and share one import of TensorFlow."""
         environment = {"STARWIRE_TEST_ZYGOTE": self.socket, **options.pop("environment", {})}
         # The library that stands in for libibverbs is one of the core's, and so is starctl.
-        core = ("core",) if Path(path).name in ("test_verbs.py", "test_state.py") else ()
+        core = ("core",) if Path(path).name in ("test_verbs.py", "test_state.py", "test_move.py", "test_moves.py") else ()
         options = {"cores": 0.5, "needs": ("plugin", "packages", "zygote", *core), "expected": EXPECTED.get(Path(path).name, 20), **options}
         job = self.pytest(f"{stage}/{Path(path).stem[len('test_'):]}", path, arguments, environment=environment, **options)
         job.command = f'keras="$({self.make} print-keras)" && export PYTHONPATH="$PYTHONPATH:$keras" && {job.command}'
@@ -84,6 +84,7 @@ EXPECTED = {
     "test_joining_tasks.py": 150, "test_failure.py": 140, "test_row_updates.py": 140, "test_state.py": 140, "test_keras.py": 120, "test_device.py": 110,
     "test_star.py": 110, "test_dtypes.py": 90, "test_functions.py": 90, "test_differential.py": 80, "test_fuse.py": 80, "test_addresses.py": 70,
     "test_training.py": 70, "test_star_rows.py": 60, "test_waiting.py": 60, "test_emulated_network.py": 50, "test_loading.py": 50, "test_tf2_killed.py": 50,
+    "test_move.py": 50,
 }
 
 
@@ -129,6 +130,7 @@ def quick(s):
         s.swarm("swarm"),
         s.end_to_end("graphs", "tests/fuzz_graphs/test_graphs.py", cores=1, expected=60),
         s.end_to_end("histories", "tests/histories/test_histories.py", '-k "not lite and not grpc"', expected=80),
+        s.end_to_end("histories", "tests/histories/test_moves.py"),
         *(s.end_to_end("python", path) for path in files("python") if not only_deep(path)),
         *(s.end_to_end("attacks", path) for path in files("attacks")),
         s.with_proof("tls", "failure"),

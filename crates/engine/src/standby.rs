@@ -73,8 +73,10 @@ struct Standby {
 
 /// Why the copy does not go on.
 enum Stop {
-    /// It begins anew.
+    /// It goes on soon.
     Again(String),
+    /// It begins anew.
+    Gone,
     Error(StateError),
 }
 
@@ -89,16 +91,20 @@ impl Standby {
         let Self { task, origin, folder, log, .. } = self;
         log(Level::Info, &format!("starwire: {task} copies the state of {origin} to {}", folder.display()));
         let mut said: Option<Instant> = None;
+        let mut begins_anew = false;
         loop {
-            // A copy that was complete when the owner was lost may be promoted until there is another one.
-            let mut replica = Replica::begin(folder, &self.owner)?;
-            match self.copy(&mut replica) {
-                Ok(why) => {
+            // A complete copy, of another process or of this one, stays until there is another one.
+            let found = if begins_anew { None } else { Replica::reopen(folder, &self.owner)? };
+            let copied = found.map_or_else(|| self.copy(), |replica| self.go_on(replica));
+            begins_anew = matches!(copied, Err(Stop::Gone));
+            match copied {
+                Ok((replica, why)) => {
                     replica.take_over(origin)?;
                     log(Level::Info, &format!("starwire: {task} has the state of {origin}: {why}"));
                     return Ok(());
                 }
                 Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Gone) => {}
                 Err(Stop::Again(why)) => {
                     if said.is_none_or(|at| at.elapsed() >= REMINDER) {
                         said = Some(Instant::now());
@@ -111,24 +117,47 @@ impl Standby {
         }
     }
 
-    /// Copies until this process may take over. Returns why it may.
-    fn copy(&self, replica: &mut Replica) -> Result<&'static str, Stop> {
+    /// Follows the owner with a complete copy, until this process may take over.
+    fn go_on(&self, mut replica: Replica) -> Result<(Replica, &'static str), Stop> {
+        let (journal, offset) = replica.position();
+        let position = Position { journal, offset };
+        let why = match self.alone(&mut replica, position)? {
+            true => "it was promoted",
+            false => self.follow(&mut replica, position, None)?,
+        };
+        Ok((replica, why))
+    }
+
+    /// Copies the state until this process may take over. Returns why it may.
+    fn copy(&self) -> Result<(Replica, &'static str), Stop> {
         let begun = Instant::now();
-        let (head, list) = self.ask(&StateRequest::Begin, DEADLINE)?;
+        let (head, list) = self.ask(&StateRequest::Begin, LONG_DEADLINE)?;
         let StateReply::Begun { journal } = head else { return Err(self.unexpected(head)) };
+        let mut replica = Replica::begin(&self.folder, &self.owner)?;
         let mut bytes = 0;
         for file in list.chunks_exact(16) {
             let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| file[at + i]));
             let id = u32::try_from(number(0)).map_err(|_| Stop::Again("a variable has a wrong number".to_owned()))?;
-            self.copy_variable(replica, id, number(8))?;
+            self.copy_variable(&replica, id, number(8))?;
             bytes += number(8);
         }
-        let (mut position, mut is_complete) = (Position { journal, offset: 0 }, false);
+        let why = self.follow(&mut replica, Position { journal, offset: 0 }, Some((bytes, begun)))?;
+        Ok((replica, why))
+    }
+
+    /// Copies what is written, until this process may take over. `begins`: the copy is not complete yet.
+    fn follow(
+        &self,
+        replica: &mut Replica,
+        mut position: Position,
+        mut begins: Option<(u64, Instant)>,
+    ) -> Result<&'static str, Stop> {
         // Once it is complete, the owner begins a new journal, and this process merges the one before.
         let mut merges_until: Option<Instant> = None;
         loop {
+            let is_complete = begins.is_none();
             let (head, piece) = match self.ask(&StateRequest::Journal(position), DEADLINE) {
-                Err(Stop::Again(why)) if is_complete => match self.alone(replica, position, &why)? {
+                Err(Stop::Again(_)) if is_complete => match self.alone(replica, position)? {
                     true => return Ok("it was promoted"),
                     false => continue,
                 },
@@ -138,11 +167,15 @@ impl Standby {
                 StateReply::Piece { more, .. } => {
                     replica.write_journal(position.journal, &piece)?;
                     position.offset += piece.len() as u64;
-                    bytes += piece.len() as u64;
-                    if more == 0 {
+                    begins.iter_mut().for_each(|(bytes, _)| *bytes += piece.len() as u64);
+                    // What this process asks for next says that this is on its disk.
+                    if more == 0 || is_complete {
                         replica.sync()?;
-                        if !std::mem::replace(&mut is_complete, true) {
-                            self.say_complete(bytes, begun);
+                    }
+                    if more == 0 {
+                        if let Some((bytes, since)) = begins.take() {
+                            replica.complete()?;
+                            self.say_complete(bytes, since);
                             merges_until = Some(Instant::now() + PATIENCE);
                         }
                     }
@@ -165,7 +198,10 @@ impl Standby {
                 return self.hand_over(replica, position);
             }
             if is_complete && replica.is_promoted() {
-                return Err(Stop::Again("it was promoted while its owner answers: that is refused".to_owned()));
+                replica.stay()?;
+                let Self { task, origin, log, .. } = self;
+                let line = format!("starwire: {task} was promoted, but stays a standby: {origin} answers");
+                log(Level::Warning, &line);
             }
         }
     }
@@ -197,6 +233,7 @@ impl Standby {
 
     /// The owner writes what is left, gives the state away, and this process has it.
     fn hand_over(&self, replica: &mut Replica, mut position: Position) -> Result<&'static str, Stop> {
+        replica.prepare()?;
         let (head, _) = self.ask(&StateRequest::TakeOver { address: &self.own }, LONG_DEADLINE)?;
         let StateReply::Prepared(end) = head else { return Err(self.unexpected(head)) };
         while position != end {
@@ -239,8 +276,8 @@ impl Standby {
 
     /// The copy is complete, and its owner does not answer: waits until it does, or until somebody says that it has
     /// ended; then it returns true.
-    fn alone(&self, replica: &mut Replica, position: Position, why: &str) -> Result<bool, Stop> {
-        self.say_alone(why);
+    fn alone(&self, replica: &mut Replica, position: Position) -> Result<bool, Stop> {
+        let mut is_said = false;
         loop {
             if replica.is_promoted() {
                 replica.prepare()?;
@@ -248,12 +285,14 @@ impl Standby {
             }
             let resume = StateRequest::Resume { position, crc: replica.tail_crc(TAIL)? };
             match self.ask(&resume, DEADLINE) {
+                Ok((StateReply::Nothing, _)) if !is_said => return Ok(false),
                 Ok((StateReply::Nothing, _)) => {
                     let Self { task, origin, log, .. } = self;
                     log(Level::Info, &format!("starwire: {task} follows {origin} again"));
                     return Ok(false);
                 }
                 Ok((head, _)) => return Err(self.unexpected(head)),
+                Err(Stop::Again(why)) if !std::mem::replace(&mut is_said, true) => self.say_alone(&why),
                 Err(Stop::Again(_)) => std::thread::sleep(PAUSE),
                 Err(error) => return Err(error),
             }
@@ -261,7 +300,11 @@ impl Standby {
     }
 
     fn unexpected(&self, head: StateReply) -> Stop {
-        Stop::Again(format!("{} has answered with {head:?}", self.origin))
+        match head {
+            StateReply::Gone => Stop::Gone,
+            // The owner changes its files.
+            _ => Stop::Again(format!("{} has answered with {head:?}", self.origin)),
+        }
     }
 
     /// Waits for the answer.

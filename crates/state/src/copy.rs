@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use crate::error::{StateError, at};
-use crate::files::{COPY, FROM, Files, MOVED, PROMOTE, is_marked, journal_path, journals, variable_path};
-use crate::journal::{Journal, each};
-use crate::lock::{lock, share};
+use crate::files::{COPY, FROM, Files, MOVED, NEW, PROMOTE, is_marked, journal_path, journals, variable_path};
+use crate::journal::{Journal, after, each};
+use crate::lock::{lock, try_share};
 use crate::merge::{merge, remove};
 use crate::record::{Record, size};
 
@@ -35,25 +35,31 @@ pub struct Source {
 }
 
 impl Source {
-    pub fn open(folder: &Path) -> Result<Self, StateError> {
-        let shared = share(folder)?;
+    /// None: not now, because the owner changes these files.
+    pub fn open(folder: &Path) -> Result<Option<Self>, StateError> {
+        let Some(shared) = try_share(folder)? else { return Ok(None) };
         let nothing = || StateError::Nothing { folder: folder.into() };
         let (first_journal, path) = journals(folder)?.into_iter().next().ok_or_else(nothing)?;
         let file = File::open(&path).map_err(at(&path, "open"))?;
         let length = file.metadata().map_err(at(&path, "examine"))?.len();
-        let (mut variables, mut has_begun) = (Vec::new(), false);
-        each(&file, &path, 0, length, |_, record| {
-            match record {
-                Record::Variable { id, definition } if !has_begun => {
-                    variables.push((id, definition.size().unwrap_or_default()));
+        let (mut variables, mut has_begun, mut position) = (Vec::new(), false, 0);
+        // What follows may be long.
+        while let Some(next) = after(&file, &path, position, length)?.filter(|_| !has_begun) {
+            each(&file, &path, position, next, |_, record| {
+                match record {
+                    Record::Variable { id, definition } => {
+                        variables.push((id, definition.size().unwrap_or_default()));
+                    }
+                    Record::Commit { .. } => has_begun = true,
+                    _ => {}
                 }
-                Record::Commit { .. } => has_begun = true,
-                _ => {}
-            }
-            Ok(())
-        })?;
+                Ok(())
+            })?;
+            position = next;
+        }
         let journal = Some((first_journal, file));
-        Ok(Self { folder: folder.into(), shared: Some(shared), variables, first_journal, journal, piece: PIECE })
+        let (folder, shared) = (folder.into(), Some(shared));
+        Ok(Some(Self { folder, shared, variables, first_journal, journal, piece: PIECE }))
     }
 
     /// For a copy that has everything before this; `crc` is that of the last `tail` bytes of it. None: it is no copy of
@@ -124,11 +130,24 @@ impl Source {
     }
 }
 
+/// What the mark of a copy says once it has everything that its owner had written: it may be taken up again, and
+/// promoted.
+const COMPLETE: &str = "a complete copy\n";
+
+/// Where the state was before, if a copy was promoted without a process.
+const PROMOTED: &str = "promoted";
+
+fn is_complete(folder: &Path) -> bool {
+    fs::read_to_string(folder.join(COPY)).is_ok_and(|text| text == COMPLETE)
+}
+
 /// The copy on its way to become the state.
 pub struct Replica {
     folder: PathBuf,
     task: String,
     newest: Option<Journal>,
+    /// The journal before, as long as the newest one has not begun.
+    old: Option<Journal>,
     merging: Option<JoinHandle<Result<(), StateError>>>,
     _lock: File,
 }
@@ -143,7 +162,7 @@ impl Replica {
             return Ok(false);
         }
         match fs::read_to_string(folder.join(FROM)) {
-            Ok(origin) if origin == from => Ok(true),
+            Ok(origin) if origin == from || origin == PROMOTED => Ok(true),
             _ => Err(StateError::Taken { folder: folder.into() }),
         }
     }
@@ -157,8 +176,7 @@ impl Replica {
         if is_state && !Files::list(folder, task)?.journals.is_empty() {
             return Err(StateError::Taken { folder: folder.into() });
         }
-        write(&folder.join(COPY), &format!("a copy of the state of {task}, which has not taken over\n"))?;
-        sync(folder)?;
+        mark(folder, COPY, &format!("a copy of the state of {task}, which has not taken over\n"))?;
         let all = Files::unmarked(folder, task)?;
         let old = all.journals.iter().map(|number| journal_path(folder, *number));
         let old = old.chain(all.variables.iter().map(|id| variable_path(folder, *id)));
@@ -166,7 +184,38 @@ impl Replica {
         for path in old.chain(marks).filter(|path| path.exists()) {
             fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
         }
-        Ok(Self { folder: folder.into(), task: task.into(), newest: None, merging: None, _lock: lock })
+        let (folder, task) = (folder.into(), task.into());
+        Ok(Self { folder, task, newest: None, old: None, merging: None, _lock: lock })
+    }
+
+    /// Takes up a complete copy that another process has left. None: there is none.
+    pub fn reopen(folder: &Path, task: &str) -> Result<Option<Self>, StateError> {
+        if !is_complete(folder) {
+            return Ok(None);
+        }
+        let lock = lock(folder)?;
+        let mut journals = Files::unmarked(folder, task)?.journals;
+        let Some(mut number) = journals.pop() else { return Ok(None) };
+        let path = journal_path(folder, number);
+        let file = File::open(&path).map_err(at(&path, "open"))?;
+        let length = file.metadata().map_err(at(&path, "examine"))?.len();
+        if !has_begun(&file, &path, length)? {
+            fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
+            let Some(before) = journals.pop() else { return Ok(None) };
+            number = before;
+        }
+        for number in journals {
+            let journal = Journal::recover(folder, number, task)?;
+            remove(folder, &journal, &merge(folder, task, &journal, true)?)?;
+        }
+        let newest = Some(Journal::recover(folder, number, task)?);
+        Ok(Some(Self { folder: folder.into(), task: task.into(), newest, old: None, merging: None, _lock: lock }))
+    }
+
+    /// The copy has everything that its owner has written, and stays complete from here on.
+    pub fn complete(&mut self) -> Result<(), StateError> {
+        self.prepare()?;
+        mark(&self.folder, COPY, COMPLETE)
     }
 
     pub fn write_variable(&self, id: u32, offset: u64, piece: &[u8]) -> Result<(), StateError> {
@@ -178,20 +227,26 @@ impl Replica {
 
     /// What follows in a journal, or the beginning of the next one.
     pub fn write_journal(&mut self, number: u64, piece: &[u8]) -> Result<(), StateError> {
-        let old = self.newest.take_if(|newest| newest.number != number);
+        if let Some(old) = self.newest.take_if(|newest| newest.number != number) {
+            old.file.sync_data().map_err(at(&old.path, "synchronise"))?;
+            self.old = Some(old);
+        }
         if self.newest.is_none() {
             let path = journal_path(&self.folder, number);
             let mut options = OpenOptions::new();
             let options = options.read(true).write(true).create(true).truncate(true);
             let file = options.open(&path).map_err(at(&path, "create"))?;
             self.newest = Some(Journal { path, file, number, start: 0, end: 0 });
-        }
-        if let Some(old) = old {
-            self.merge(old)?;
+            sync(&self.folder)?;
         }
         let Some(Journal { path, file, end, .. }) = &mut self.newest else { return Ok(()) };
         file.write_all_at(piece, *end).map_err(at(path, "write"))?;
         *end += piece.len() as u64;
+        // Without the beginning of the next one, nobody could open the folder.
+        if self.old.is_some() && has_begun(file, path, *end)? {
+            file.sync_data().map_err(at(path, "synchronise"))?;
+            return self.old.take().map_or(Ok(()), |old| self.merge(old));
+        }
         Ok(())
     }
 
@@ -230,6 +285,12 @@ impl Replica {
         self.folder.join(PROMOTE).exists()
     }
 
+    /// Somebody has promoted the copy although its owner lives.
+    pub fn stay(&self) -> Result<(), StateError> {
+        let path = self.folder.join(PROMOTE);
+        fs::remove_file(&path).map_err(at(&path, "remove the file"))
+    }
+
     /// Makes sure that everything is on the disk: the owner may hand over.
     pub fn prepare(&mut self) -> Result<(), StateError> {
         self.end_merge()?;
@@ -242,8 +303,12 @@ impl Replica {
     }
 
     /// From here on, the folder has the state, which was that of the server at this address.
-    pub fn take_over(self, from: &str) -> Result<(), StateError> {
-        write(&self.folder.join(FROM), from)?;
+    pub fn take_over(mut self, from: &str) -> Result<(), StateError> {
+        self.end_merge()?;
+        if let Some(Journal { path, .. }) = self.newest.take_if(|_| self.old.is_some()) {
+            fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
+        }
+        mark(&self.folder, FROM, from)?;
         unmark(&self.folder)
     }
 }
@@ -254,14 +319,49 @@ fn tail_crc(file: &File, path: &Path, end: u64, tail: u64) -> Result<u32, StateE
     Ok(crc32c::crc32c(&bytes))
 }
 
+/// Whose state it is, as the oldest journal says.
+fn task_of(folder: &Path) -> Result<String, StateError> {
+    let mut name = String::new();
+    for (_, path) in journals(folder)?.into_iter().take(1) {
+        let file = File::open(&path).map_err(at(&path, "open"))?;
+        let length = file.metadata().map_err(at(&path, "examine"))?.len();
+        each(&file, &path, 0, length, |_, record| {
+            if let Record::Header { task, .. } = record {
+                name = task.to_owned();
+            }
+            Ok(())
+        })?;
+    }
+    Ok(name)
+}
+
+/// Whether a journal has all that it begins with.
+fn has_begun(file: &File, path: &Path, length: u64) -> Result<bool, StateError> {
+    let mut has_begun = false;
+    each(file, path, 0, length, |_, record| {
+        has_begun |= matches!(record, Record::Commit { .. });
+        Ok(())
+    })?;
+    Ok(has_begun)
+}
+
+impl Drop for Replica {
+    /// Another one may use the folder once this has ended.
+    fn drop(&mut self) {
+        let _ = self.merging.take().map(JoinHandle::join);
+    }
+}
+
 /// Makes a copy the state: the owner has ended, and will not come back. A process that keeps the copy takes over by
 /// itself; false: there is none.
 pub fn promote(folder: &Path) -> Result<bool, StateError> {
-    if !is_marked(folder, COPY) {
+    if !is_complete(folder) {
         return Err(StateError::NoCopy { folder: folder.into() });
     }
-    match lock(folder) {
-        Ok(_alone) => unmark(folder).map(|()| false),
+    let task = task_of(folder)?;
+    match Replica::reopen(folder, &task) {
+        Ok(None) => Err(StateError::NoCopy { folder: folder.into() }),
+        Ok(Some(alone)) => alone.take_over(PROMOTED).map(|()| false),
         Err(StateError::InUse { .. }) => {
             let path = folder.join(PROMOTE);
             File::create(&path).map_err(at(&path, "create"))?;
@@ -272,7 +372,7 @@ pub fn promote(folder: &Path) -> Result<bool, StateError> {
 }
 
 fn unmark(folder: &Path) -> Result<(), StateError> {
-    for mark in [PROMOTE, COPY] {
+    for mark in [COPY, PROMOTE] {
         match fs::remove_file(folder.join(mark)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(at(folder, "remove a mark")(error)),
             _ => {}
@@ -287,11 +387,20 @@ fn sync(folder: &Path) -> Result<(), StateError> {
 
 /// The state belongs to the task at this address from now on. The folder stays locked by whoever calls this.
 pub(crate) fn mark_moved(folder: &Path, to: &str) -> Result<(), StateError> {
-    write(&folder.join(MOVED), to)?;
-    sync(folder)
+    mark(folder, MOVED, to)
 }
 
-fn write(path: &Path, text: &str) -> Result<(), StateError> {
+/// The folder has the mark from here on, or, after an error, has not.
+fn mark(folder: &Path, name: &str, text: &str) -> Result<(), StateError> {
+    let (path, new) = (folder.join(name), folder.join(name).with_extension(NEW));
     let write = |mut file: File| file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
-    File::create(path).and_then(write).map_err(at(path, "write"))
+    let written = File::create(&new).and_then(write).map_err(at(&new, "write"));
+    let marked = written.and_then(|()| fs::rename(&new, &path).map_err(at(&new, "rename")));
+    marked.and_then(|()| sync(folder)).inspect_err(|_| {
+        let _ = fs::remove_file(&new);
+        // COPY was there before, and stays.
+        if name != COPY {
+            let _ = fs::remove_file(&path);
+        }
+    })
 }

@@ -19,7 +19,7 @@ pub enum StateError {
         "{folder} has a copy that has not taken over: set STARWIRE_STATE_FROM, or, if the owner has ended for good, run starctl state promote {folder}"
     )]
     Copy { folder: PathBuf },
-    #[error("{folder} has no copy of a state that could take over")]
+    #[error("{folder} has no complete copy of a state, which could take over")]
     NoCopy { folder: PathBuf },
     #[error("{folder}: the state has moved to {to}: remove the folder, or begin there")]
     Moved { folder: PathBuf, to: String },

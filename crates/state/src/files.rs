@@ -8,6 +8,8 @@ use crate::lock::LOCK;
 
 /// A mark: the folder has a copy that has not taken over.
 pub const COPY: &str = "copy";
+/// Of a mark, and of a journal, that is being written.
+pub const NEW: &str = "new";
 /// A mark: the state has another owner, at the address in the file.
 pub const MOVED: &str = "moved";
 /// Where the state was before it was taken over.
@@ -49,9 +51,9 @@ impl Files {
                 files.journals.push(number);
             } else if let Some(id) = number_after("variable-", name).and_then(|id| id.try_into().ok()) {
                 files.variables.push(id);
-            } else if name.starts_with("journal-") && name.ends_with(".new") {
+            } else if path.extension().is_some_and(|extension| extension == NEW) && is_own(&path.with_extension("")) {
                 fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
-            } else if ![LOCK, COPY, MOVED, PROMOTE, FROM].contains(&name) {
+            } else if name != LOCK && !MARKS.contains(&name) {
                 return Err(StateError::Foreign { path, task: task.into() });
             }
         }
@@ -59,6 +61,14 @@ impl Files {
         files.variables.sort_unstable();
         Ok(files)
     }
+}
+
+const MARKS: [&str; 4] = [COPY, MOVED, PROMOTE, FROM];
+
+/// Whether it is a mark, or a journal.
+fn is_own(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    MARKS.contains(&name) || number_after("journal-", name).is_some()
 }
 
 /// The number in a file's name.

@@ -14,6 +14,11 @@ pub fn share(folder: &Path) -> Result<File, StateError> {
     flock(folder, libc::LOCK_SH)?.map_or_else(|| Err(StateError::InUse { folder: folder.into() }), Ok)
 }
 
+/// The same, unless they are being changed.
+pub fn try_share(folder: &Path) -> Result<Option<File>, StateError> {
+    flock(folder, libc::LOCK_SH | libc::LOCK_NB)
+}
+
 /// Until this is dropped nobody reads the files of the variables. None: somebody does.
 pub fn exclude_readers(folder: &Path) -> Result<Option<File>, StateError> {
     flock(folder, libc::LOCK_EX | libc::LOCK_NB)

@@ -114,6 +114,8 @@ pub struct Conn<H: Host> {
     pub closing: Option<Failure>,
     /// The reason of a GOODBYE, of either side: then the end is not a loss.
     pub goodbye: Option<String>,
+    /// WELCOME has said where the task is now.
+    pub is_sent_on: bool,
     /// The peer must still receive the reason.
     pub drain: Option<Drain>,
     /// When the timer for this connection fires; it is only armed again to fire earlier.
@@ -168,6 +170,7 @@ impl<H: Host> Conn<H> {
             on_this_host: false,
             closing: None,
             goodbye: None,
+            is_sent_on: false,
             drain: None,
             timer: None,
             dirty: false,

@@ -95,8 +95,11 @@ impl<H: Host> Dispatcher<H> {
         let event = loop {
             let Some(event) = conn.proto.poll_event() else { break None };
             match event {
+                // The connections from before are about to be closed: their requests are made again elsewhere.
                 Event::RecvRequest(recv) if elsewhere => {
-                    conn.proto.reply(recv.id, code::UNAVAILABLE, MOVED, None);
+                    if conn.is_sent_on {
+                        conn.proto.reply(recv.id, code::UNAVAILABLE, MOVED, None);
+                    }
                 }
                 Event::RecvRequest(recv) => match key_of(&conn.keys, recv.key) {
                     Some(key) => self.add_to_batch(conn.key, key, recv),
@@ -109,7 +112,9 @@ impl<H: Host> Dispatcher<H> {
                 Event::CallReady { id, method, deadline_ms, mut body } => {
                     self.flush();
                     if elsewhere {
-                        conn.proto.reply(id, code::UNAVAILABLE, MOVED, None);
+                        if conn.is_sent_on {
+                            conn.proto.reply(id, code::UNAVAILABLE, MOVED, None);
+                        }
                         continue;
                     }
                     if self.shared.config.secret.is_some() && digest::has_digest(method) && !body.is_authentic() {

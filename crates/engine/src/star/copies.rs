@@ -75,6 +75,14 @@ struct Known {
     unconfirmed: VecDeque<(Position, u64)>,
 }
 
+/// What a copy gets that asks for more of a journal.
+enum Wait {
+    /// Bytes, of those before this.
+    Reads(u64),
+    Ends(StateReply),
+    Waits,
+}
+
 struct Copy {
     source: Arc<Mutex<Source>>,
     /// It has everything before this.
@@ -130,7 +138,9 @@ impl Copies {
 
     /// Another process begins a copy. May block.
     pub fn begin(&self, ticket: Ticket, folder: &Path) -> Result<CopyReply, StateError> {
-        let source = Source::open(folder)?;
+        let Some(source) = Source::open(folder)? else {
+            return Ok(CopyReply { ticket, head: StateReply::Nothing, payload: None });
+        };
         let each = source.variables().iter().flat_map(|(id, bytes)| [u64::from(*id), *bytes]);
         let list: Vec<u8> = each.flat_map(u64::to_le_bytes).collect();
         let head = StateReply::Begun { journal: source.first_journal() };
@@ -164,10 +174,11 @@ impl Copies {
                 Ok(Some(CopyReply::piece(ticket, piece, 0)))
             }
             StateRequest::Journal(position) => {
-                let Some(end) = self.known().ends.get(&position.journal).copied() else { return gone };
-                if position.offset >= end {
-                    return Ok(self.wait(ticket, position));
-                }
+                let end = match self.wait(ticket, position) {
+                    Wait::Reads(end) => end,
+                    Wait::Ends(head) => return Ok(Some(CopyReply { ticket, head, payload: None })),
+                    Wait::Waits => return Ok(None),
+                };
                 let Some(piece) = source.read_journal(position.journal, position.offset, end)? else { return gone };
                 let more = self.known().left(position).saturating_sub(piece.len() as u64);
                 Ok(Some(CopyReply::piece(ticket, piece, more)))
@@ -176,22 +187,22 @@ impl Copies {
         }
     }
 
-    /// A copy has everything up to here, and waits, unless it can be answered.
-    fn wait(&self, ticket: Ticket, position: Position) -> Option<CopyReply> {
+    /// What follows in a journal. If nothing does, the copy waits.
+    fn wait(&self, ticket: Ticket, position: Position) -> Wait {
         let mut known = self.known();
-        let head = if known.left(position) > 0 || known.newest().journal > position.journal {
-            StateReply::Next
-        } else if known.offers {
-            StateReply::Offered
-        } else {
-            let Known { copies, wants_journal, .. } = &mut *known;
-            if let Some(copy) = copies.get_mut(&ticket.conn) {
-                copy.waits = Some((ticket, Instant::now()));
-                *wants_journal |= !std::mem::replace(&mut copy.is_complete, true);
-            }
-            return None;
-        };
-        Some(CopyReply { ticket, head, payload: None })
+        match known.ends.get(&position.journal) {
+            None => return Wait::Ends(StateReply::Gone),
+            Some(end) if position.offset < *end => return Wait::Reads(*end),
+            Some(_) if known.newest().journal > position.journal => return Wait::Ends(StateReply::Next),
+            Some(_) if known.offers => return Wait::Ends(StateReply::Offered),
+            Some(_) => {}
+        }
+        let Known { copies, wants_journal, .. } = &mut *known;
+        if let Some(copy) = copies.get_mut(&ticket.conn) {
+            copy.waits = Some((ticket, Instant::now()));
+            *wants_journal |= !std::mem::replace(&mut copy.is_complete, true);
+        }
+        Wait::Waits
     }
 
     /// A copy has everything before this. Returns the number of a flush that all copies have now.
@@ -205,25 +216,29 @@ impl Copies {
     pub fn flushed(&self, journals: impl Iterator<Item = (u64, u64)>, number: u64) -> bool {
         let mut known = self.known();
         known.ends.extend(journals);
-        let waits = known.copies.values().any(|copy| copy.is_complete);
-        if waits {
-            let newest = known.newest();
-            known.unconfirmed.push_back((newest, number));
+        if !known.copies.values().any(|copy| copy.is_complete) {
+            return false;
         }
-        waits
+        let newest = known.newest();
+        // One that has written nothing.
+        known.unconfirmed.pop_back().filter(|last| last.0 != newest).into_iter().for_each(|last| {
+            known.unconfirmed.push_back(last);
+        });
+        known.unconfirmed.push_back((newest, number));
+        known.confirmed() != Some(number)
     }
 
     /// A connection is closed. Returns the number of a flush that all copies have that are left, and whether the copy
     /// of this connection was complete.
     pub fn gone(&self, conn: u64) -> Option<(Option<u64>, bool)> {
         let mut known = self.known();
-        let copy = known.copies.remove(&conn)?;
         match &mut known.take_over {
             TakeOver::Asked { ticket, .. } if ticket.conn == conn => known.take_over = TakeOver::No,
             // It is given up at once.
             TakeOver::Prepared { conn: own, until, .. } if *own == conn => *until = Instant::now(),
             _ => {}
         }
+        let copy = known.copies.remove(&conn)?;
         Some((known.confirmed(), copy.is_complete))
     }
 
@@ -270,7 +285,11 @@ impl Copies {
     /// Another process wants the state, and will be at this address.
     pub fn ask(&self, ticket: Ticket, address: &str) -> Result<Option<CopyReply>, StarFailure> {
         let mut known = self.known();
-        match &known.take_over {
+        match &mut known.take_over {
+            TakeOver::Asked { ticket: asked, address: to } if to == address => {
+                *asked = ticket;
+                Ok(None)
+            }
             TakeOver::No => {
                 known.take_over = TakeOver::Asked { ticket, address: address.to_owned() };
                 Ok(None)
@@ -296,21 +315,30 @@ impl Copies {
         Some(CopyReply { ticket, head: StateReply::Prepared(position), payload: None })
     }
 
-    /// The take-over is not going to happen. Returns who has asked, if it was not answered yet.
-    pub fn give_up(&self) -> Option<Ticket> {
+    /// The take-over is not going to happen, unless that is too late. Returns whether it is not, and who has asked, if
+    /// it was not answered yet.
+    pub fn give_up(&self) -> (bool, Option<Ticket>) {
         let mut known = self.known();
-        match std::mem::replace(&mut known.take_over, TakeOver::No) {
-            TakeOver::Asked { ticket, .. } => Some(ticket),
-            _ => None,
+        match &known.take_over {
+            TakeOver::Done { .. } => return (false, None),
+            TakeOver::Asked { ticket, .. } => {
+                let asked = Some(*ticket);
+                known.take_over = TakeOver::No;
+                return (true, asked);
+            }
+            TakeOver::No | TakeOver::Prepared { .. } => {}
         }
+        known.take_over = TakeOver::No;
+        (true, None)
     }
 
-    /// The other process has everything: hands over, unless that was done before. Returns whether it is done now.
+    /// The other process has everything: hands over, unless that was done before. Returns where it is. The owner's
+    /// thread cannot flush meanwhile: it would have to give the take-over up, for which it needs this lock.
     pub fn confirm(
         &self,
         has: Position,
         hand_over: impl FnOnce(&str) -> Result<(), StateError>,
-    ) -> Result<Option<String>, StarFailure> {
+    ) -> Result<String, StarFailure> {
         let mut known = self.known();
         let (address, is_new) = match &known.take_over {
             TakeOver::Prepared { position, address, .. } if *position == has => (address.clone(), true),
@@ -320,12 +348,11 @@ impl Copies {
                 return Err(StarFailure::new(code::ABORTED, message));
             }
         };
-        if !is_new {
-            return Ok(None);
+        if is_new {
+            hand_over(&address).map_err(|error| StarFailure::new(code::INTERNAL, format!("starwire: {error}")))?;
+            known.take_over = TakeOver::Done { position: has, address: address.clone() };
         }
-        hand_over(&address).map_err(|error| StarFailure::new(code::INTERNAL, format!("starwire: {error}")))?;
-        known.take_over = TakeOver::Done { position: has, address: address.clone() };
-        Ok(Some(address))
+        Ok(address)
     }
 }
 
@@ -425,6 +452,9 @@ mod tests {
         assert_eq!(has(2, before), None);
         assert_eq!(has(2, middle), Some(2));
         assert_eq!(copies.gone(2), Some((Some(3), true)));
+        // Nothing new was written, and all have everything.
+        assert!(!copies.flushed(store.journals(), 4));
+        assert_eq!(has(1, newest(&store)), None);
     }
 
     #[test]
@@ -465,14 +495,16 @@ mod tests {
         assert!(confirm(position).unwrap_err().message.contains(GIVEN_UP), "nobody has asked");
         assert!(copies.ask(ticket(1), NEW).unwrap().is_none());
         assert!(confirm(position).is_err(), "changes may follow");
+        assert!(copies.ask(ticket(1), NEW).unwrap().is_none(), "over another connection");
         assert!(copies.ask(ticket(2), "elsewhere:1").is_err_and(|error| error.message.contains("already goes to")));
         assert_eq!(head(copies.prepared(now)), Some(StateReply::Prepared(position)));
         assert_eq!(head(copies.prepared(now)), None, "it was said");
         assert!(confirm(Position { offset: offset - 1, ..position }).is_err(), "the last change is missing");
         assert_eq!(head(copies.ask(ticket(4), NEW).unwrap()), Some(StateReply::Prepared(position)), "over another one");
-        assert_eq!(confirm(position).unwrap().as_deref(), Some(NEW));
-        assert_eq!(confirm(position).unwrap(), None, "the answer was lost");
+        assert_eq!(confirm(position).unwrap(), NEW);
+        assert_eq!(confirm(position).unwrap(), NEW, "the answer was lost");
         assert_eq!(given.get(), 1);
+        assert_eq!(copies.give_up(), (false, None), "that is too late");
         assert_eq!(copies.take_over(), TakeOver::Done { position, address: NEW.into() });
     }
 
@@ -490,7 +522,7 @@ mod tests {
         copies.gone(2);
         let TakeOver::Prepared { until, .. } = copies.take_over() else { panic!("it waits for the thread") };
         assert!(until <= Instant::now());
-        assert_eq!(copies.give_up(), None, "it was answered");
+        assert_eq!(copies.give_up(), (true, None), "it was answered");
         assert_eq!(copies.take_over(), TakeOver::No);
     }
 

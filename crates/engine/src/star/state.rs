@@ -319,17 +319,16 @@ impl State {
         position: Position,
     ) -> Result<Option<CopyReply>, StarFailure> {
         let hand_over = |address: &str| self.store().as_mut().map_or(Ok(()), |store| store.hand_over(address));
-        let Some(address) = self.copies.confirm(position, hand_over)? else {
-            return Ok(Some(CopyReply { ticket, head: StateReply::Yours, payload: None }));
-        };
+        let address = self.copies.confirm(position, hand_over)?;
         let shared = &server.shared;
         let line = format!(
             "starwire: {} has moved to {address}: this process sends its peers there, and keeps no state",
             shared.config.identity.task
         );
-        shared.host.log(Level::Info, &line);
-        let _ = shared.moved_to.set(address);
-        self.end();
+        if shared.moved_to.set(address).is_ok() {
+            shared.host.log(Level::Info, &line);
+            self.end();
+        }
         // The new owner is told once no reactor can answer a peer.
         let last: Arc<dyn Send + Sync> = Arc::new(Silenced { server: server.clone(), ticket });
         for shard in 0..shared.config.reactors {
@@ -343,18 +342,30 @@ impl State {
     fn prepare<H: Host>(&self, server: &Arc<StarServer<H>>) {
         self.hands_over.store(true, Ordering::SeqCst);
         let why = match self.flush(server, Flush::HandOver) {
-            Ok(_) if self.gate.is_closed() => {
-                self.copies.prepared(Instant::now()).into_iter().for_each(|reply| server.reply_to_copy(reply));
-                return self.answer_copies(server);
+            Ok(_) if self.gate.is_closed() => match self.copies.prepared(Instant::now()) {
+                Some(reply) => {
+                    server.reply_to_copy(reply);
+                    return self.answer_copies(server);
+                }
+                None => "the process that takes over is gone".to_owned(),
+            },
+            Ok(_) => {
+                server.host().into_iter().for_each(StarHost::changes_were_lost);
+                "calls that change something do not end".to_owned()
             }
-            Ok(_) => "calls that change something do not end".to_owned(),
-            Err(error) => error.to_string(),
+            Err(error) => {
+                server.host().into_iter().for_each(StarHost::changes_were_lost);
+                error.to_string()
+            }
         };
         self.give_up(server, &why);
     }
 
     fn give_up<H: Host>(&self, server: &StarServer<H>, why: &str) {
-        let asked = self.copies.give_up();
+        let (is_given_up, asked) = self.copies.give_up();
+        if !is_given_up {
+            return;
+        }
         self.hands_over.store(false, Ordering::SeqCst);
         self.let_in(server);
         let task = &server.shared.config.identity.task;
@@ -441,7 +452,9 @@ impl State {
                 continue;
             }
             // After an error, those that wait must not make it a busy loop.
-            let is_asked = !fails && self.is_sync() && !self.waiting().list.is_empty();
+            // Those that wait for a copy only need no other flush.
+            let begun = self.begun.load(Ordering::SeqCst);
+            let is_asked = !fails && self.is_sync() && self.waiting().list.iter().any(|(at, _)| *at >= begun);
             if !stops && !is_asked && !left.is_zero() {
                 std::thread::park_timeout(left);
                 continue;

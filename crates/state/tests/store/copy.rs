@@ -15,7 +15,13 @@ struct Follower<'a> {
 
 impl<'a> Follower<'a> {
     fn new(owner: &Folder, folder: &'a Folder, piece: u64) -> Self {
-        let mut source = Source::open(&owner.0).unwrap();
+        // A merge may be under way.
+        let mut source = loop {
+            if let Some(source) = Source::open(&owner.0).unwrap() {
+                break source;
+            }
+            std::thread::yield_now();
+        };
         source.set_piece(piece);
         Self { folder, replica: Replica::begin(&folder.0, TASK).unwrap(), source, variable: (0, 0) }
     }
@@ -144,6 +150,37 @@ fn a_copy_is_no_state_until_it_takes_over() {
 }
 
 #[test]
+fn another_process_takes_up_a_complete_copy() {
+    let (folder, other) = (filled(), Folder::new());
+    let mut store = folder.open().unwrap();
+    let mut follower = Follower::new(&folder, &other, 50);
+    assert!(Replica::reopen(&other.0, TASK).unwrap().is_none());
+    while follower.step(&store).unwrap() {}
+    follower.replica.complete().unwrap();
+    // Begins a journal, and leaves a part of a flush.
+    store.ask_for_journal();
+    let mut flush = store.begin().unwrap();
+    flush.rows(1, 0, &[3; 16]);
+    flush.commit(b"last").unwrap();
+    for _ in 0..4 {
+        follower.step(&store).unwrap();
+    }
+    let Follower { source, variable, replica, .. } = follower;
+    let before = replica.position();
+    drop(replica);
+    let replica = Replica::reopen(&other.0, TASK).unwrap().unwrap();
+    assert!(replica.position() <= before && replica.position().1 > 0);
+    let mut follower = Follower { folder: &other, replica, source, variable };
+    while follower.step(&store).unwrap() {}
+    let taken = follower.take_over();
+    // The files of its variables have everything once it is opened again.
+    drop(store);
+    assert_eq!(state_of(&taken), state_of(&folder.open().unwrap()));
+    drop(taken);
+    assert!(Replica::reopen(&other.0, TASK).unwrap().is_none(), "it is no copy any more");
+}
+
+#[test]
 fn a_copy_is_promoted_by_hand() {
     let (folder, other) = (filled(), Folder::new());
     assert!(matches!(promote(&folder.0), Err(StateError::NoCopy { .. })));
@@ -151,6 +188,8 @@ fn a_copy_is_promoted_by_hand() {
     let mut follower = Follower::new(&folder, &other, 1000);
     while follower.step(&store).unwrap() {}
     assert!(!follower.replica.is_promoted());
+    assert!(matches!(promote(&other.0), Err(StateError::NoCopy { .. })), "nobody knows that it is complete");
+    follower.replica.complete().unwrap();
     assert!(promote(&other.0).unwrap(), "a process keeps the copy");
     assert!(follower.replica.is_promoted());
     drop(follower);
