@@ -242,7 +242,8 @@ impl Copies {
         Some((known.confirmed(), copy.is_complete))
     }
 
-    /// The requests that can be answered now, with where they go on. `all`: also those that have waited for a while.
+    /// The requests to answer now, each with where it goes on, and whether there is anything for it. Without news,
+    /// those that have waited for a while.
     pub fn due(&self, now: Instant) -> Vec<(Ticket, Position, bool)> {
         let mut known = self.known();
         let (newest, offers) = (known.newest(), known.offers);
