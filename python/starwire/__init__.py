@@ -16,6 +16,7 @@ import os
 import sys
 
 from starwire._config import config
+from starwire._coordinator import coordinator
 from starwire._endpoint_map import endpoint_map
 from starwire._estimator import run_config
 from starwire._library import library_path, load
@@ -24,7 +25,7 @@ from starwire._version import __version__
 from starwire._work_queue import WorkQueue
 from starwire_run import protocols as _protocols
 
-__all__ = ["WorkQueue", "__version__", "config", "endpoint_map", "library_path", "protocols", "run_config", "stop"]
+__all__ = ["WorkQueue", "__version__", "config", "coordinator", "endpoint_map", "library_path", "protocols", "run_config", "stop"]
 
 
 def protocols():

@@ -22,9 +22,9 @@ _thread = threading.local()
 _applied = False
 
 
-def checked(depth):
+def checked(depth, function="config"):
     if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= MOST:
-        raise ValueError(f"starwire.config(pipeline=...) must be a number of steps from 0 to {MOST}, not {depth!r}")
+        raise ValueError(f"starwire.{function}(pipeline=...) must be a number of steps from 0 to {MOST}, not {depth!r}")
     return depth
 
 

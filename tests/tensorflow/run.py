@@ -70,6 +70,16 @@ with open(__file__, encoding="utf-8") as source:
     exec(compile(source.read(), __file__, "exec"))
 """
 GRAPHS = "import tensorflow; tensorflow.compat.v1.disable_v2_behavior()"
+# Every coordinator becomes one of starwire.coordinator's. Over grpc, it stays TensorFlow's.
+PIPELINED = """
+if "TEST_PIPELINE" in os.environ:
+    import tensorflow
+    from starwire import _coordinator
+    def pipelined(self, strategy, init=tensorflow.distribute.coordinator.ClusterCoordinator.__init__):
+        init(self, strategy)
+        _coordinator.apply(self, int(os.environ["TEST_PIPELINE"]))
+    tensorflow.distribute.coordinator.ClusterCoordinator.__init__ = pipelined
+"""
 
 
 class Run:
@@ -88,6 +98,8 @@ def run(launcher, protocol, patience, log, only=()):
     done, position, folder = Run(), log.tell(), launcher.parent
     environment = {**os.environ, "STARWIRE_PROTOCOL": protocol, "TEST_TMPDIR": tempfile.mkdtemp(dir=folder)}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    if protocol == GRPC:
+        environment.pop("TEST_PIPELINE", None)
     files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
     # Not through its first line: that cannot have a path with a space.
     child = subprocess.Popen([sys.executable, launcher, *only], **files, env=environment, cwd=folder, start_new_session=True)
@@ -151,7 +163,10 @@ def main():
     parser.add_argument("--only", nargs="*", help="test files: their last names, or paths below tensorflow/python")
     parser.add_argument("--patience", type=float, default=180, help="seconds that a single test may take")
     parser.add_argument("--out", type=pathlib.Path, default="target/tensorflow-tests", help="folder for the logs")
+    parser.add_argument("--pipeline", type=int, metavar="N", help="give every ClusterCoordinator the threads and the scheduler of starwire.coordinator(pipeline=N)")
     options = parser.parse_args()
+    if options.pipeline is not None:
+        os.environ["TEST_PIPELINE"] = str(options.pipeline)
     # So that no child stays behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     files = [name for name in EAGER + SESSIONS if not options.only or name.split("/")[-1] in options.only]
@@ -173,7 +188,7 @@ def main():
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             launcher = pathlib.Path(folder, path.stem)
-            prepare = GRAPHS if name in SESSIONS else ""
+            prepare = GRAPHS if name in SESSIONS else PIPELINED
             launcher.write_text(LAUNCHER.format(python=sys.executable, path=str(path), prepare=prepare))
             launcher.chmod(0o755)
             logs = {}
