@@ -42,6 +42,7 @@ KNOWN = {
     "star_server:polling": Column("star_server:polling", "star_server", {"WORKER_ENABLE_POLLING": "true", "PS_ENABLE_POLLING": "true"}),
     "star_server:ps-polling": Column("star_server:ps-polling", "star_server", {"PS_ENABLE_POLLING": "true"}),
     "star_server:pipeline": Column("star_server:pipeline", "star_server", options={"pipeline": 1}),
+    "star_server:pipeline0": Column("star_server:pipeline0", "star_server", options={"pipeline": 0}),
     "star_server:pipeline2": Column("star_server:pipeline2", "star_server", options={"pipeline": 2}),
     "star_server:bfloat16": Column("star_server:bfloat16", "star_server", options={"wire_dtype": "bfloat16"}),
     "star_server:both": Column("star_server:both", "star_server", options={"pipeline": 1, "wire_dtype": "bfloat16"}),

@@ -3,6 +3,9 @@
 The chief, which has no server, drives them. Values are checked as in cases.py.
 """
 
+import pathlib
+import sys
+
 import numpy as np
 import tensorflow as tf
 
@@ -25,13 +28,17 @@ class Functions(Case):
     # Steps of a function, in a loop, as with Keras' steps_per_execution.
     at_once = 1
 
-    def connect(self, resolver):
+    # Functions that a worker runs beside the one that it began before them; None: with TensorFlow's coordinator.
+    pipeline = None
+
+    def connect(self, resolver, pipeline=None):
         """Makes this process the chief; without a resolver, everything stays in it."""
         self.strategy = self.coordinator = None
+        self.pipeline = pipeline
         if resolver is not None:
             partitioner = self.part_bytes and tf.distribute.experimental.partitioners.MinSizePartitioner(min_shard_bytes=self.part_bytes, max_shards=self.ps)
             self.strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner or None)
-            self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+            self.coordinator = self._coordinator()
             with self.strategy.scope():
                 self.build()
         else:
@@ -45,6 +52,14 @@ class Functions(Case):
             return self.step(number)
 
         self.several = several
+
+    def _coordinator(self):
+        if self.pipeline is None:
+            return tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
+        import starwire
+
+        return starwire.coordinator(self.strategy, pipeline=self.pipeline)
 
     def run(self, steps=1):
         """Returns the last step's result."""
@@ -83,15 +98,21 @@ class FunctionVariables(Functions):
     def build(self):
         rates = self._rates()
         self.variables = [tf.Variable(value) for value in self._start()]
+        # Steps that overlap take the same values: their number says whether one is missing.
+        self.counter = tf.Variable(0, dtype=tf.int64) if self.pipeline else None
 
         @tf.function
         def step(number):
             for variable, rate in zip(self.variables, rates):
                 variable.assign_sub(variable * rate)
+            if self.counter is not None:
+                self.counter.assign_add(1, read_value=False)
 
         self.step = step
 
     def init(self):
+        if self.counter is not None:
+            self.counter.assign(0)
         for variable, value in zip(self.variables, self._start()):
             variable.assign(value)
 
@@ -100,6 +121,11 @@ class FunctionVariables(Functions):
 
     def check(self, total_steps):
         want, rates = self._start(), self._rates()[:, None]
+        if self.counter is not None:
+            assert int(self.counter.numpy()) == total_steps, f"the counter is {int(self.counter.numpy())} after {total_steps} steps"
+            got = np.array(self.state())
+            assert np.all((0 < got) & (got < want)), "the variables did not fall"
+            return float(got.sum())
         for _ in range(total_steps):
             want -= want * rates
         for index, got in enumerate(self.state()):

@@ -125,12 +125,15 @@ class Chief:
         import tensorflow as tf
 
         self.case = spec["case"]
-        if spec["options"]:
-            raise ValueError(f"functions have no session, and so no options {spec['options']}")
+        others = set(spec["options"]) - {"pipeline"}
+        if others:
+            raise ValueError(f"functions have no session, and so no options {sorted(others)}")
+        if spec["library"]:
+            os.environ["STARWIRE_LIBRARY"] = spec["library"]
         resolver = None
         if spec["protocol"]:
             resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(spec["cluster"]), task_type="chief", task_id=0, rpc_layer=spec["protocol"])
-        self.case.connect(resolver)
+        self.case.connect(resolver, spec["options"].get("pipeline"))
 
     def trace(self, steps):
         return {"digest": self.case.trace(steps), "steps": self.case.steps}
