@@ -270,9 +270,11 @@ fn the_protocol_names_every_number_of_the_code() {
             missing.push(format!("field {number}, {name}"));
         }
     }
-    for (feature, word) in
-        [("FEATURE_QUEUE_PAIRS", "1 (the lowest) = *queue pairs*"), ("FEATURE_LENDING", "2 = *lending*")]
-    {
+    for (feature, word) in [
+        ("FEATURE_QUEUE_PAIRS", "1 (the lowest) = *queue pairs*"),
+        ("FEATURE_LENDING", "2 = *lending*"),
+        ("FEATURE_DIGESTS", "4 = *digests*"),
+    ] {
         let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/protocol.md")).unwrap();
         if !text.contains(word) {
             missing.push(feature.to_owned());
@@ -288,12 +290,9 @@ fn every_promise_of_the_protocol_has_a_test() {
     let entries = std::fs::read_dir(root).unwrap();
     let sources: String = entries.map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap()).collect();
     let rows = protocol_rows();
-    let promises = rows.iter().filter(|row| row[0].len() == 3 && row[0].starts_with('P') && row[0] != "PAD");
-    let promises: Vec<_> = promises.filter(|row| row.len() == 3).collect();
-    let mut numbers: Vec<u32> = promises.iter().filter_map(|row| row[0][1..].parse().ok()).collect();
-    numbers.sort_unstable();
-    assert!(numbers.iter().all(|number| numbers.iter().filter(|other| *other == number).count() == 1));
-    assert!(numbers.len() >= 26, "{numbers:?}");
+    let promises = rows.iter().filter(|row| row.len() == 3);
+    let numbers: Vec<u32> = promises.filter_map(|row| row[0].strip_prefix('P')?.parse().ok()).collect();
+    assert!(numbers.len() >= 36 && numbers.iter().zip(1..).all(|(found, number)| *found == number), "{numbers:?}");
     for number in numbers {
         assert!(sources.contains(&format!("fn p{number:02}_")), "P{number} has no test");
     }
@@ -324,21 +323,134 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2).map(|word| word.split('[').next().unwrap_or(word))
 }
 
+/// The last cells of all tables whose last column is for tests.
+fn cells_with_tests(text: &str) -> Vec<&str> {
+    let mut cells = Vec::new();
+    let mut has_tests = None;
+    for line in text.lines() {
+        let Some(row) = line.strip_prefix('|').and_then(|row| row.trim_end().strip_suffix('|')) else {
+            has_tests = None;
+            continue;
+        };
+        let last = row.rsplit('|').next().unwrap().trim();
+        if *has_tests.get_or_insert(last == "test" || last == "tests") && !last.starts_with("---") {
+            cells.push(last);
+        }
+    }
+    cells.retain(|cell| *cell != "test" && *cell != "tests");
+    cells
+}
+
+/// The content of the outermost parentheses.
+fn parentheses(text: &str) -> Vec<&str> {
+    let (mut found, mut depth, mut begin, mut in_code) = (Vec::new(), 0, 0, false);
+    for (at, c) in text.char_indices() {
+        match c {
+            '`' => in_code = !in_code,
+            '(' if !in_code => {
+                depth += 1;
+                begin = if depth == 1 { at + 1 } else { begin };
+            }
+            ')' if !in_code => {
+                depth -= 1;
+                found.extend((depth == 0).then(|| &text[begin..at]));
+            }
+            _ => (),
+        }
+    }
+    assert_eq!(depth, 0, "a parenthesis is not closed");
+    found
+}
+
+/// What holds a promise: tests by their name or its beginning, files, or a place in the code.
+struct Proofs {
+    known: HashSet<String>,
+}
+
+impl Proofs {
+    fn new() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut known = HashSet::new();
+        ["crates", "src", "tests"].iter().for_each(|folder| functions(&root.join(folder), &mut known));
+        Self { known }
+    }
+
+    fn exists(&self, word: &str) -> bool {
+        match word.strip_suffix('…') {
+            Some(begin) => begin.len() >= 4 && self.known.iter().any(|name| name.starts_with(begin)),
+            None if word.contains('/') => Path::new(env!("CARGO_MANIFEST_DIR")).join(word).exists(),
+            None => self.known.contains(word),
+        }
+    }
+
+    /// "by construction: `this`, `that` in `file`".
+    fn is_in_the_code(words: &str) -> bool {
+        let mut words: Vec<&str> = words.split('`').skip(1).step_by(2).collect();
+        let Some(file) = words.pop() else { return false };
+        let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file));
+        !words.is_empty() && text.is_ok_and(|text| words.iter().all(|word| text.contains(word)))
+    }
+
+    /// Why a cell proves nothing.
+    fn fault(&self, cell: &str) -> Option<String> {
+        if let Some(words) = cell.strip_prefix("by construction: ") {
+            return (!Self::is_in_the_code(words)).then(|| cell.to_owned());
+        }
+        let is_proof = |item: &&str| match item.strip_prefix('`').and_then(|item| item.strip_suffix('`')) {
+            Some(word) => self.exists(word),
+            None => ["simulation", "simulations", "fuzz"].contains(item),
+        };
+        cell.split(", ").find(|item| !is_proof(item)).map(|item| format!("{item:?} of {cell:?}"))
+    }
+}
+
 #[test]
 fn tests_that_documents_name_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut known = HashSet::new();
-    ["crates", "src", "tests"].iter().for_each(|folder| functions(&root.join(folder), &mut known));
-    let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
+    let proofs = Proofs::new();
+    let read = |file: &str| std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     let (security, record) = (read("SECURITY.md"), read("docs/record.md"));
+    let mut faults = Vec::new();
+    for (file, least) in [("SECURITY.md", 70), ("docs/protocol.md", 60), ("docs/troubleshooting.md", 40)] {
+        let text = read(file);
+        let cells = cells_with_tests(&text);
+        assert!(cells.len() >= least, "{file}: only {} rows with tests", cells.len());
+        faults.extend(cells.into_iter().filter_map(|cell| proofs.fault(cell)).map(|fault| format!("{file}: {fault}")));
+    }
+    // In prose, parentheses have the tests, apart from these.
+    let others = ["SO_PEERCRED", "process_vm_readv", "starctl secret", "GET /metrics", "deny.toml"];
+    let prose = security.lines().filter(|line| !line.starts_with('|')).collect::<Vec<_>>().join(" ");
+    for inner in parentheses(&prose) {
+        let is_found = match inner.strip_prefix("by construction: ") {
+            Some(words) => Proofs::is_in_the_code(words),
+            None => quoted(inner).all(|word| others.contains(&word) || proofs.exists(word)),
+        };
+        faults.extend((!is_found).then(|| format!("SECURITY.md: ({inner})")));
+    }
     let rows = record.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 4);
     let last = rows.filter_map(|row| row.rsplit(" | ").next());
     let is_commit = |word: &str| word.len() == 7 && word.chars().all(|c| c.is_ascii_hexdigit());
-    let names = quoted(&security).filter(|word| word.starts_with("test_"));
-    let names: Vec<&str> = names.chain(last.flat_map(quoted).filter(|word| !is_commit(word))).collect();
-    assert!(names.len() > 150, "{}", names.len());
-    let missing: Vec<&str> = names.into_iter().filter(|name| !known.contains(*name)).collect();
-    assert!(missing.is_empty(), "no such tests: {missing:?}");
+    let names: Vec<&str> = last.flat_map(quoted).filter(|word| !is_commit(word)).collect();
+    assert!(names.len() > 100, "{}", names.len());
+    faults.extend(names.into_iter().filter(|name| !proofs.exists(name)).map(|name| format!("docs/record.md: {name}")));
+    assert!(faults.is_empty(), "no such tests:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn a_promise_without_a_test_is_noticed() {
+    let proofs = Proofs::new();
+    let table = "| promise | test |\n|---|---|\n| a | `p01_…` |\n| b | |\n\n| not | checked |\n|---|---|\n| c | |\n";
+    assert_eq!(cells_with_tests(table), ["`p01_…`", ""]);
+    let good = [
+        "`p01_…`, simulation",
+        "`tests_that_documents_name_exist`, `tests/docs.rs`",
+        "by construction: `fn x` in `tests/docs.rs`",
+    ];
+    assert_eq!(good.map(|cell| proofs.fault(cell)), [const { None }; 3]);
+    let nothing = "by construction: `tests/docs.rs`";
+    for bad in ["", "later", "`p99_…`", "`t…`", "`no_such_test`", "`tests/none.rs`, fuzz", "`p01_…`,", nothing] {
+        assert!(proofs.fault(bad).is_some(), "{bad}");
+    }
+    assert_eq!(parentheses("a (b (c) `)`) d (e)"), ["b (c) `)`", "e"]);
 }
 
 #[test]

@@ -416,6 +416,14 @@ fn only_the_table_of_variables_reads_the_environment() {
     assert_eq!(readers, allowed);
 }
 
+/// Other processes may read this one's memory if the kernel allows that anyway.
+#[test]
+fn no_protection_of_a_process_is_relaxed() {
+    let relaxes = |text: &str| ["PR_SET_PTRACER", "PR_SET_DUMPABLE"].iter().any(|call| text.contains(call));
+    let found: Vec<String> = product_sources().into_iter().filter(|(_, text)| relaxes(text)).map(|(p, _)| p).collect();
+    assert_eq!(found, Vec::<String>::new());
+}
+
 #[test]
 fn every_variable_is_mentioned_in_a_test() {
     let mut text = String::new();

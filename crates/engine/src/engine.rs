@@ -449,3 +449,29 @@ fn make_driver<H: Host>(shared: &Shared<H>) -> Result<Box<dyn Driver>, DriverErr
         DriverChoice::IoUring => Box::new(UringDriver::new()?),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    const NAME: &str = "engine::tests::unauthenticated_connections_have_a_quarter_of_the_descriptors";
+
+    /// The number of descriptors is limited per process: the test runs again in others.
+    #[test]
+    fn unauthenticated_connections_have_a_quarter_of_the_descriptors() {
+        if let Ok(expected) = std::env::var("EXPECTED_LIMITS") {
+            assert_eq!(format!("{:?}", [1, 4, 1000].map(unauthenticated_limit)), expected);
+            return;
+        }
+        for (descriptors, expected) in [(40, [16, 16, 16]), (400, [100, 25, 16]), (20_000, [4096, 1024, 16])] {
+            let limited = format!("ulimit -Sn {descriptors} && exec \"$0\" --exact {NAME}");
+            let mut child = Command::new("sh");
+            child.arg("-c").arg(limited).arg(std::env::current_exe().unwrap());
+            let output = child.env("EXPECTED_LIMITS", format!("{expected:?}")).output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{descriptors}: {text}");
+        }
+    }
+}

@@ -490,3 +490,54 @@ async fn rests(activity: &Activity, idle: Duration) {
         before = now;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::ServerFacts;
+    use super::*;
+    use crate::config::Setting;
+    use crate::metrics::{ConnectionFacts, PeerFacts, Sample};
+
+    struct Silent;
+
+    impl ControlState for Silent {
+        fn passed_on(&self) {}
+
+        fn refused(&self, _client: &str, _why: &ControlError) {}
+
+        fn answers_to(&self, _authority: &str) -> bool {
+            false
+        }
+
+        fn server(&self) -> ServerFacts {
+            ServerFacts::default()
+        }
+
+        fn metrics(&self) -> Vec<Sample> {
+            Vec::new()
+        }
+
+        fn connections(&self) -> Vec<ConnectionFacts> {
+            Vec::new()
+        }
+
+        fn peers(&self) -> Vec<PeerFacts> {
+            Vec::new()
+        }
+
+        fn settings(&self) -> Vec<Setting> {
+            Vec::new()
+        }
+    }
+
+    /// Each connection that is passed on has two.
+    #[test]
+    fn clients_of_other_hosts_have_a_quarter_of_the_descriptors() {
+        let (state, limits) = (Arc::new(Silent), HttpLimits::default());
+        let service = ControlService::in_front(None, None, state, ControlAccess::Everybody, limits);
+        // As many are for this host, and each place may have a connection that has lost it and not ended.
+        let places = service.gate.grpc_proxy.most() / 4;
+        let quarter = descriptors::allowed() / 4;
+        assert!((quarter - 1..=quarter).contains(&(2 * places)), "{places} {quarter}");
+    }
+}

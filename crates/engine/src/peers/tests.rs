@@ -242,6 +242,28 @@ fn a_peer_that_has_moved_is_looked_up_where_it_says_until_that_fails() {
 }
 
 #[test]
+fn a_peer_that_moves_on_and_on_is_looked_up_where_it_was_first_after_a_pause() {
+    let (mut channel, now) = (channel(), Instant::now());
+    channel.submit(patient(1), now);
+    let moves = |channel: &mut Channel<()>, conn: u64| {
+        resolve(channel, &["10.0.0.1:1"], now);
+        channel.connecting(Ok(conn), now);
+        channel.moved(conn, &format!("new:{conn}"), now);
+    };
+    for conn in 1..=4 {
+        moves(&mut channel, conn);
+        assert_eq!(channel.address().to_string(), format!("new:{conn}"), "at once");
+    }
+    moves(&mut channel, 5);
+    assert_eq!(channel.address().to_string(), "h:1");
+    assert!(!decisions(&mut channel).contains(&Do::Resolve), "there is a pause");
+    channel.tick(now + Duration::from_secs(1));
+    // The count begins anew.
+    moves(&mut channel, 6);
+    assert_eq!(channel.address().to_string(), "new:6");
+}
+
+#[test]
 fn a_peer_that_is_in_two_places_is_an_error() {
     let (mut channel, now) = (channel(), Instant::now());
     channel.submit(Waiting { wait_for_ready: false, ..patient(1) }, now);
@@ -252,6 +274,7 @@ fn a_peer_that_is_in_two_places_is_an_error() {
     }
     let [(1, code::UNAVAILABLE, message)] = &ends(&mut channel)[..] else { panic!("no end") };
     assert!(message.ends_with("it has moved again and again, at last to b:1"), "{message}");
+    assert_eq!(channel.address().to_string(), "h:1");
     channel = self::channel();
     channel.submit(Waiting { wait_for_ready: false, ..patient(1) }, now);
     resolve(&mut channel, &["10.0.0.1:1"], now);

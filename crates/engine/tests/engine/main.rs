@@ -61,6 +61,18 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 #[test]
+fn a_payload_above_the_limit_is_refused() {
+    let (ps, worker) = (Task::start(PS, &[("STARWIRE_MAX_CALL_BYTES", "1M")]), Task::start(WORKER, &[]));
+    worker.knows(PS, &ps);
+    let (channel, released) = (worker.channel(PS), Arc::new(AtomicU64::new(0)));
+    let echo = |bytes| call(&channel, ECHO, b"", Some(payload(vec![pattern(bytes, 1)], &released)));
+    assert_eq!(echo(1 << 20).parts, [pattern(1 << 20, 1)]);
+    let end = echo((1 << 20) + 1);
+    assert_eq!(end.code, starwire_protocol::code::RESOURCE_EXHAUSTED);
+    assert!(end.message.contains("a payload of 1048577 bytes exceeds the peer's limit of 1048576"), "{}", end.message);
+}
+
+#[test]
 fn calls_survive_a_round_trip() {
     for env in roads() {
         let (ps, worker) = pair(&env);

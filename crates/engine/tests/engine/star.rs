@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use starwire_engine::config::{Identity, MapEnv};
 use starwire_protocol::code;
 use starwire_protocol::star::{
     CALL, CallHead, CallId, END, EndHead, Keep, LAST, PlanHash, REGISTER, REPLY_BYTES, RegisterHead, ReplyHead, TRACE,
     UNKNOWN_PLAN, plan_hash,
 };
+use starwire_protocol::state::{STATE, StateRequest};
 
 use crate::admission::{self, CANCEL, PING, REPLY, WELCOME, connect, heard, hello_of};
 use crate::harness::kernels::INCARNATION;
@@ -426,6 +428,33 @@ fn what_a_synchronous_state_has_answered_is_in_the_folder() {
     again.gets_its_table();
     assert_eq!(folder.copy("synchronous-copy").pair().ps.seen.kernels.updates.load(Relaxed), 4);
     assert_eq!(kernels.updates.load(Relaxed), 4);
+}
+
+#[test]
+fn a_state_is_for_processes_of_its_task_and_whoever_comes_later_is_sent_on() {
+    let (folder, other) = (Folder::new("moves"), Folder::new("moved"));
+    let pair = folder.pair();
+    let end = harness::call(&pair.channel, STATE, &StateRequest::Begin.write(), None);
+    assert_eq!(end.code, code::PERMISSION_DENIED, "{}", end.message);
+    assert!(end.message.ends_with("is copied by processes of that task only"), "{}", end.message);
+
+    let vars = MapEnv::new("/nonexistent").set("STARWIRE_STATE", other.0.to_str().unwrap());
+    let vars = vars.set("STARWIRE_STATE_FROM", &format!("move={}", pair.ps.address()));
+    let identity = Identity {
+        protocol: "star_server".parse().unwrap(),
+        job: "ps".into(),
+        task: PS.into(),
+        grpc_address: "127.0.0.1:2".into(),
+        tasks: vec![(PS.into(), "127.0.0.1:2".into())],
+        cpus_allowed: 2,
+        grpc_gives_way: true,
+    };
+    starwire_engine::take_over(&vars, identity, Arc::new(|_, _| {})).unwrap();
+    // A client that does not go where WELCOME leads.
+    let mut wire = Wire::to(&pair.ps);
+    wire.call("update", 1, 0);
+    wire.gets(code::UNAVAILABLE, "starwire: another process has this task now");
+    assert_eq!(pair.ps.seen.kernels.updates.load(Relaxed), 0);
 }
 
 #[test]

@@ -2,13 +2,14 @@
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "buffers outlive the operations, which every test waits for")]
 
+use std::io::Write;
 use std::time::Duration;
 
 use starwire_net::reactor::driver::{Completion, IoPart};
 use starwire_net::reactor::uring::UringDriver;
 use starwire_net::transport::verbs::Endpoint;
 
-use super::pair::{Pair, bytes, config};
+use super::pair::{Pair, bytes, config, epoll, sockets};
 use crate::harness::fake_library;
 
 #[test]
@@ -125,6 +126,18 @@ fn the_end_of_the_socket_follows_received_messages() {
     assert_eq!(&target[..5], b"hello");
     unsafe { pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: 8 }]).unwrap() };
     assert_eq!(pair.wait("the end", |pair| pair.b.take_recv()).unwrap(), 0);
+}
+
+#[test]
+fn bytes_on_the_socket_after_the_move_are_an_error() {
+    fake_library::device("talks", "");
+    let mut sockets = sockets();
+    sockets[0].write_all(b"x").unwrap();
+    let mut pair = Pair::over(sockets, &config("talks"), epoll(), epoll());
+    let (tb, mut target) = (pair.b.token, [0u8; 8]);
+    unsafe { pair.b.driver.recv(tb, &[IoPart { ptr: target.as_mut_ptr(), len: 8 }]).unwrap() };
+    let error = pair.wait("the error", |pair| pair.b.take_recv()).unwrap_err().to_string();
+    assert!(error.contains("it sent bytes over the socket after the move to RDMA"), "{error}");
 }
 
 /// Retries of an unanswered READ last for the configured time, and on soft-RoCE seven retries mean without end.

@@ -46,15 +46,27 @@ pub fn epoll() -> Box<dyn Driver> {
     Box::new(EpollDriver::new().unwrap())
 }
 
+pub fn sockets() -> [TcpStream; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    [client, listener.accept().unwrap().0]
+}
+
 impl Pair {
     pub fn new(device: &str) -> Pair {
         Self::with(&config(device), epoll(), epoll())
     }
 
     pub fn with(config: &VerbsConfig, first: Box<dyn Driver>, second: Box<dyn Driver>) -> Pair {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (server, _) = listener.accept().unwrap();
+        Self::over(sockets(), config, first, second)
+    }
+
+    pub fn over(
+        [client, server]: [TcpStream; 2],
+        config: &VerbsConfig,
+        first: Box<dyn Driver>,
+        second: Box<dyn Driver>,
+    ) -> Pair {
         let end = |mut driver: Box<dyn Driver>, socket: TcpStream| {
             socket.set_nonblocking(true).unwrap();
             let token = driver.register(OwnedFd::from(socket)).unwrap();

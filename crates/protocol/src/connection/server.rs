@@ -19,6 +19,8 @@ pub struct Server<O: Owner> {
     steps: OpenSteps,
     /// Requests whose answer has not left: an answer counts until then.
     unanswered: Answers,
+    /// A request has come.
+    was_asked: bool,
     /// We sent GOODBYE: new requests are answered with this.
     leaving: Option<String>,
     lens: Vec<u64>,
@@ -48,14 +50,15 @@ impl<O: Owner> Server<O> {
             keys: KeyReceiver::default(),
             steps: OpenSteps::default(),
             unanswered: Answers::default(),
+            was_asked: false,
             leaving: None,
             lens: Vec::new(),
         }
     }
 
-    /// No request is open, and every answer has left.
+    /// No request has come yet.
     pub fn is_untouched(&self) -> bool {
-        self.requests.is_empty() && self.unanswered == Answers::default()
+        !self.was_asked
     }
 
     pub fn in_flight(&self) -> usize {
@@ -187,6 +190,7 @@ impl<O: Owner> Connection<O> {
         }
         let answers = Answers { recvs: 1, ..Answers::default() };
         server.unanswered.add(answers);
+        server.was_asked = true;
         if entered {
             self.events.recv_request(recv);
         } else if let Some(reason) = server.leaving.clone() {
@@ -227,6 +231,7 @@ impl<O: Owner> Connection<O> {
         self.stats.calls += 1;
         let answers = Answers { calls: 1, call_bytes: bytes, ..Answers::default() };
         open.add(answers);
+        server.was_asked = true;
 
         let body = match &server.leaving {
             Some(reason) => Err((code::UNAVAILABLE, reason.clone())),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use starwire_protocol::{ConnectionError, Failure, Secret, Settings, Sniff};
+use starwire_protocol::{ConnectionError, Failure, Limits, Secret, Settings, Sniff};
 
 use crate::owner::Ended;
 use crate::pair::{End, Pair, settings};
@@ -97,8 +97,21 @@ fn p21_a_mismatch_is_refused_with_both_values_in_the_text() {
         assert_eq!(code, 9);
         assert!(text.contains("0x40"), "{text}");
     }
-    let (_, text) = refused(&pair(|client, _| client.limits.max_calls = 0));
-    assert!(text.contains("too low"), "{text}");
+    let too_low: [fn(&mut Limits); 5] = [
+        |limits| limits.max_calls = 0,
+        |limits| limits.max_recvs = 0,
+        |limits| limits.max_keys = 0,
+        |limits| limits.max_key_bytes = 4095,
+        |limits| limits.max_payload = 0,
+    ];
+    for lower in too_low {
+        for is_server in [false, true] {
+            let (_, text) = refused(&pair(|client, server| lower(&mut if is_server { server } else { client }.limits)));
+            assert!(text.contains("too low"), "{text}");
+        }
+    }
+    // One key of any length has to fit.
+    assert_eq!(pair(|client, _| client.limits.max_key_bytes = 4096).client.error, None);
 }
 
 #[test]

@@ -2,12 +2,12 @@
 //! wires here.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use starwire_protocol::{ConnectionError, FEATURE_QUEUE_PAIRS, ProtocolError, Settings};
 
 use crate::owner::Ended;
-use crate::pair::{Pair, settings};
+use crate::pair::{End, Pair, settings};
 use crate::promises::KEY;
 use crate::wire::{self, MOVE, RawFrame, RawPeer};
 
@@ -149,4 +149,53 @@ fn p32_a_move_out_of_turn_is_a_protocol_error() {
         matches!(error, Some(ConnectionError::Protocol(ProtocolError::Unexpected { frame: "MOVE", .. }))),
         "{error:?}"
     );
+}
+
+/// A client without a queue pair, of which the server thinks that it may move.
+fn may_move() -> RawPeer {
+    let mut peer = RawPeer::new(End::server(able("/job:ps/task:0", 2), Instant::now()));
+    peer.say(&[RawFrame { id: FEATURE_QUEUE_PAIRS, ..wire::hello(&[]) }]);
+    assert!(peer.end.connection.is_ready());
+    peer.listen();
+    peer
+}
+
+#[test]
+fn p32_a_connection_moves_once_and_before_any_request() {
+    let propose = || RawFrame::new(MOVE, 0).meta(b"endpoint");
+    let request = || [wire::key(0, KEY), wire::recv(1, 0)];
+    let is_refused = |peer: &RawPeer, what: &str| {
+        let error = &peer.end.error;
+        let unexpected = ConnectionError::Protocol(ProtocolError::Unexpected {
+            frame: "MOVE",
+            when: "at this point in the connection",
+        });
+        assert_eq!(*error, Some(unexpected), "{what}");
+    };
+    // Once, whether or not it was answered.
+    for answers in [false, true] {
+        let mut peer = may_move();
+        peer.say(&[propose()]);
+        assert!(peer.end.error.is_none() && peer.end.owner.proposed.take().is_some());
+        if answers {
+            peer.end.connection.refuse_move(9, "no device");
+            peer.listen();
+        }
+        peer.say(&[propose()]);
+        is_refused(&peer, "the second one");
+        assert!(peer.end.owner.proposed.is_none());
+    }
+    // Before any request, whether or not it was answered.
+    for answers in [false, true] {
+        let mut peer = may_move();
+        peer.say(&request());
+        assert!(peer.end.error.is_none() && peer.end.owner.requests.len() == 1);
+        if answers {
+            peer.end.connection.reply(1, 0, b"", None);
+            peer.listen();
+        }
+        peer.say(&[propose()]);
+        is_refused(&peer, "after a request");
+        assert!(peer.end.owner.proposed.is_none());
+    }
 }

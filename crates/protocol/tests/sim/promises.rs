@@ -192,6 +192,49 @@ fn p06_small_frames_overtake_large_payloads() {
 }
 
 #[test]
+fn p06_larger_payloads_have_a_quarter_of_each_block() {
+    let mut pair = Pair::ready();
+    let small: Vec<u64> = (0..40).map(|_| pair.recv(KEY)).collect();
+    let large = pair.recv(KEY);
+    pair.run();
+    for id in small {
+        pair.reply(id, 0, b"", Some(vec![bytes_of(id, 200_000)]));
+    }
+    pair.reply(large, 0, b"", Some(vec![bytes_of(1, 2 << 20)]));
+    pair.server.blocks.clear();
+    // Small ones alone would fill the first two blocks; they leave a quarter of both.
+    for _ in 0..2 {
+        assert!(pair.server.send(pair.now, &mut pair.to_client));
+    }
+    assert_eq!(pair.server.blocks.iter().map(|block| block.1).collect::<Vec<_>>(), [BULK_SOFT, BULK_SOFT]);
+    pair.deliver(usize::MAX);
+    assert!(matches!(&pair.client.owner.ended[&large], Ended::Ok { parts, .. } if parts[0].len() == 2 << 20));
+    let small_ones = pair.client.owner.ended.len() - 1;
+    assert_eq!(small_ones, 2 * (3 << 20) / 200_000, "they have the rest");
+    pair.run();
+    assert_eq!(pair.client.owner.ended.len(), 41);
+    assert_healthy(&pair);
+}
+
+#[test]
+fn p06_a_block_takes_no_further_frames_once_it_is_long() {
+    let mut pair = Pair::ready();
+    for _ in 0..1000 {
+        pair.call(1, &[7; 1000], None, None);
+    }
+    pair.client.blocks.clear();
+    pair.run();
+    assert_healthy(&pair);
+    assert_eq!(pair.server.owner.requests.len(), 1000);
+    let longest = pair.client.blocks.iter().map(|block| block.0).max();
+    assert!(longest.is_some_and(|bytes| bytes > 256 << 10 && bytes < (256 << 10) + 1100), "{longest:?}");
+    // Except for a single one.
+    let id = pair.call(1, &vec![7; 1 << 20], None, None);
+    pair.run();
+    assert!(pair.server.owner.take_request(id).is_some());
+}
+
+#[test]
 fn p07_the_client_keeps_the_servers_limits_and_nothing_is_lost() {
     let _reached = starwire_marks::expect("requests wait for the peer's limits");
     let mut pair = limited(|limits| {
@@ -575,4 +618,25 @@ fn p19_a_flood_of_pings_costs_one_pong() {
         peer.say(&[wire::RawFrame::new(wire::PING, nonce)]);
     }
     assert_eq!(peer.listen_frames(), [(wire::PONG, 999)]);
+}
+
+#[test]
+fn what_a_peer_is_told_is_cut_to_its_limit() {
+    // Within a letter of two bytes.
+    let (long, cut) = (format!("a{}", "é".repeat(70_000)), |bytes: usize| format!("a{}", "é".repeat(bytes / 2)));
+    let mut pair = Pair::ready();
+    let ids: Vec<u64> = (0..2).map(|_| pair.recv(KEY)).collect();
+    pair.run();
+    pair.reply(ids[0], 9, long.as_bytes(), Some(vec![bytes_of(1, 64 << 10)]));
+    pair.reply(ids[1], 9, b"short", Some(vec![bytes_of(1, (64 << 10) + 1)]));
+    pair.run();
+    let (message, details) = (cut((64 << 10) - 2), bytes_of(1, 64 << 10));
+    assert_eq!(pair.client.owner.ended[&ids[0]], Ended::Peer { code: 9, message, details });
+    let (message, details) = ("short".to_owned(), Vec::new());
+    assert_eq!(pair.client.owner.ended[&ids[1]], Ended::Peer { code: 9, message, details });
+
+    pair.client.goodbye(&long);
+    pair.run();
+    assert_eq!(pair.server.owner.goodbyes, [cut(1022)]);
+    assert_healthy(&pair);
 }

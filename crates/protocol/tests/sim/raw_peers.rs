@@ -47,6 +47,21 @@ fn p26_damaged_blocks_are_noticed() {
     }
 }
 
+/// Their checksum is right: whoever wrote them speaks another protocol.
+#[test]
+fn p26_bits_of_the_header_that_mean_nothing_are_refused() {
+    let good = wire::block(1, wire::section(&[wire::key(0, KEY), wire::recv(1, 0)]), &[]);
+    for at in 5..8 {
+        let mut peer = RawPeer::welcomed(server_settings());
+        let mut bad = good.clone();
+        bad[at] = 1;
+        wire::seal(&mut bad);
+        peer.send(&bad);
+        assert!(matches!(protocol_error(&peer), ProtocolError::Reserved { block: 1 }), "byte {at}");
+        assert!(peer.end.owner.requests.is_empty());
+    }
+}
+
 #[test]
 fn p26_replayed_lost_and_reordered_blocks_are_noticed() {
     for sequence in [0, 2, u64::MAX] {

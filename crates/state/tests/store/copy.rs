@@ -1,6 +1,6 @@
 //! A copy that takes over: random flushes of the owner, while the other process reads a piece now and then.
 
-use starwire_state::{Replica, Source, promote};
+use starwire_state::{Source, promote};
 
 use super::*;
 

@@ -6,11 +6,12 @@ mod copy;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
-use starwire_state::{Definition, Merges, Snapshot, StateError, Store};
+use starwire_state::{Definition, Merges, Replica, Snapshot, StateError, Store};
 
 const TASK: &str = "/job:ps/replica:0/task:0";
 
@@ -414,6 +415,16 @@ fn a_folder_belongs_to_one_process_and_one_task() {
     let expected = format!("{} is the state of {TASK}, not of /job:ps/replica:0/task:1", folder.journal().display());
     assert_eq!(other, expected);
     assert_eq!(folder.open().unwrap().last_flush().0, 3);
+}
+
+#[test]
+fn only_its_user_can_enter_a_folder() {
+    let mode = |folder: &Folder| fs::metadata(&folder.0).unwrap().permissions().mode() & 0o777;
+    let (folder, copy) = (Folder::new(), Folder::new());
+    drop(folder.open().unwrap());
+    assert_eq!(mode(&folder), 0o700);
+    drop(Replica::begin(&copy.0, TASK).unwrap());
+    assert_eq!(mode(&copy), 0o700);
 }
 
 #[test]

@@ -5,8 +5,8 @@ mod http;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::harness::*;
@@ -360,6 +360,13 @@ fn a_hello_of_any_length_is_bounded() {
 
 /// Passes bytes on, and changes one of those to the client.
 fn meddler(to: std::net::SocketAddr, at: usize) -> std::net::SocketAddr {
+    relay(to, at).0
+}
+
+/// And what it has seen of the server.
+fn relay(to: std::net::SocketAddr, at: usize) -> (std::net::SocketAddr, Arc<Mutex<Vec<u8>>>) {
+    let all = Arc::new(Mutex::new(Vec::new()));
+    let told = all.clone();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -368,6 +375,7 @@ fn meddler(to: std::net::SocketAddr, at: usize) -> std::net::SocketAddr {
             let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
             std::thread::spawn(move || std::io::copy(&mut from, &mut into));
             let (mut from, mut into) = (server, client);
+            let told = told.clone();
             std::thread::spawn(move || {
                 let (mut seen, mut buffer) = (0, vec![0; 65_536]);
                 while let Ok(n @ 1..) = from.read(&mut buffer) {
@@ -375,6 +383,7 @@ fn meddler(to: std::net::SocketAddr, at: usize) -> std::net::SocketAddr {
                         buffer[at - seen] ^= 1;
                     }
                     seen += n;
+                    told.lock().unwrap().extend_from_slice(&buffer[..n]);
                     if into.write_all(&buffer[..n]).is_err() {
                         return;
                     }
@@ -383,7 +392,32 @@ fn meddler(to: std::net::SocketAddr, at: usize) -> std::net::SocketAddr {
             });
         }
     });
-    address
+    (address, all)
+}
+
+/// The bytes that it sees are not those of the reply, nor is the server's name among them.
+#[test]
+fn a_relay_reads_nothing() {
+    if std::env::var_os("STARWIRE_TEST_TRANSPORT").is_some() {
+        return;
+    }
+    let (ps, worker, _files) = pair(&[]);
+    let (plain_ps, plain) = (Task::start(PS, &[TCP]), Task::start(WORKER, &[TCP]));
+    let roads = [(ps.address, worker.task.engine()), (plain_ps.address().parse().unwrap(), plain.engine())];
+    let found = roads.map(|(to, client)| {
+        let (address, seen) = relay(to, usize::MAX);
+        let channel = client.channel(PS, &address.to_string()).unwrap();
+        // Inline bytes, and bulk bytes.
+        let parts = vec![pattern(100, 1), pattern(1 << 20, 2)];
+        let end = call(&channel, ECHO, b"", Some(payload(parts.clone(), &Arc::new(AtomicU64::new(0)))));
+        assert!(end.code == 0 && end.parts == parts, "{end:?}");
+        let seen = seen.lock().unwrap();
+        assert!(seen.len() > 1 << 20);
+        let sees = |words: &[u8]| seen.windows(words.len()).any(|window| window == words);
+        [sees(&parts[0]), sees(&parts[1][..100]), sees(PS.as_bytes())]
+    });
+    // Without TLS it would see them.
+    assert_eq!(found, [[false; 3], [true; 3]]);
 }
 
 #[test]
