@@ -53,7 +53,7 @@ def apply(made, depth):
         try:
             made.schedule = _schedule.Scheduler(made)
         except (AttributeError, ImportError):
-            pass  # TensorFlow up to 2.13: it looks for each trace
+            pass  # a TensorFlow that this does not know: it looks for each trace
         if depth > 0:
             _start(made, depth)
 

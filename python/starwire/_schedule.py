@@ -76,7 +76,7 @@ class Scheduler:
         """All that the choice of a trace depends on, as a tuple whose parts compare by identity or by value; None: not known well enough."""
         if type(fn) is not self._function or kwargs or not isinstance(args or (), tuple):
             return None
-        configs = [getattr(fn, name) for name in _CONFIGS]
+        configs = [getattr(fn, name, None) for name in _CONFIGS]  # none up to TensorFlow 2.13
         if configs[0] is None or any(config is not None and config.function_captures is None for config in configs):
             return None
         context, stack = self._context(), self._graph()._distribution_strategy_stack

@@ -635,7 +635,8 @@ def test_connections_that_are_made_too_late(arena):
     joins, base = count(), arena.server.descriptors()
     outcome, _ = arena.attacked(attack, log_lines=4 * rounds + 60)
     opened, ended = outcome.result
-    assert opened == rounds
+    # A handshake that ends well before the server has noticed the new address is tried again.
+    assert opened >= rounds
     assert opened - ended <= len(names), f"{opened - ended} of {opened} connections are still open"
     assert outcome.peak_descriptors < base + 40, f"{outcome.peak_descriptors} descriptors, {base} before"
 
