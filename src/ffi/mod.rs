@@ -1,9 +1,10 @@
 //! Every `extern "C"` function, one file per noun. `include/starwire.h` is generated from here.
 //!
 //! Conventions: handles are opaque; a function whose name begins with a handle's type belongs to that type; who owns
-//! what, and what NULL means, is in [`handle`]. Each entry point is a panic boundary ([`guard`]); errors are a code
-//! plus a message in an out-parameter that comes last; callbacks take their context first. Numbers that C callers fill
-//! in are checked before they become an enum.
+//! what, and what NULL means, is in [`handle`]. What calls the engine, an executor or a planner is a panic boundary
+//! ([`guard`]); what only reads or writes fields is none, where Rust ends the process rather than unwind. Errors are a
+//! code plus a message in an out-parameter that comes last; callbacks take their context first. Numbers that C callers
+//! fill in are checked before they become an enum.
 //!
 //! # Safety
 //!

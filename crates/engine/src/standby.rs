@@ -47,7 +47,13 @@ pub fn take_over(env: &dyn Env, identity: Identity, log: Log) -> Result<(), Engi
     if Replica::has_taken_over(&folder, &owner, &origin)? {
         return Ok(());
     }
-    let own = config.data_address(&identity.task, &identity.grpc_address)?.address().to_string();
+    let own = config.data_address(&identity.task, &identity.grpc_address)?.address().clone();
+    if own.port == 0 {
+        let line =
+            format!("{own}, this server's address in the ClusterSpec, has no port that workers could be sent to");
+        return Err(EngineError::TakeOver(line));
+    }
+    let own = own.to_string();
     if own == origin || identity.grpc_address == origin {
         return Err(EngineError::TakeOver(format!("{origin} is this server's own address")));
     }

@@ -117,6 +117,11 @@ impl<H: Host> Links<H> {
             return;
         }
         if let Err(error) = result {
+            // Who is not there refuses. Somebody had accepted this one, and it was cut before this thread saw it.
+            if error.kind() == std::io::ErrorKind::ConnectionReset {
+                starwire_marks::mark!("a connection is cut before its reactor sees it");
+                conn.connected = true;
+            }
             return self.lose(key, code::UNAVAILABLE, error.to_string());
         }
         // A local peer must run as the same user (or root) before it receives anything.

@@ -56,6 +56,8 @@ pub struct Net {
     pub random: Random,
     pub now: Instant,
     pub is_faulty: bool,
+    /// Some connections are cut as soon as they are accepted.
+    pub cuts_early: bool,
     ends: Vec<End>,
     /// Those that are not closed.
     live: Vec<usize>,
@@ -85,6 +87,7 @@ impl Net {
             random,
             now,
             is_faulty: true,
+            cuts_early: false,
             ends: Vec::new(),
             live: Vec::new(),
             by_inode: HashMap::new(),
@@ -223,6 +226,9 @@ impl Net {
         let other = self.add(End { task: self.tasks[driver], other: Some(at), ..End::default() });
         self.ends[at].other = Some(other);
         self.ends[at].connects = Some((when, true));
+        if self.cuts_early && self.fails(20) {
+            [at, other].map(|end| self.ends[end].reset_at = Some(when));
+        }
         self.by_inode.insert(inode(&fd), other);
         self.accepted.push((driver, listener, fd));
     }
@@ -326,8 +332,13 @@ impl Net {
             if let Some((when, is_accepted)) = self.ends[at].connects {
                 if when <= self.now {
                     self.ends[at].connects = None;
-                    let refused = || io::Error::from_raw_os_error(libc::ECONNREFUSED);
-                    out.push(Completion::Connected { token, result: is_accepted.then_some(()).ok_or_else(refused) });
+                    let is_reset = self.ends[at].reset_at.is_some_and(|when| when <= self.now);
+                    let result = match (is_accepted, is_reset) {
+                        (true, false) => Ok(()),
+                        (true, true) => Err(io::Error::from_raw_os_error(libc::ECONNRESET)),
+                        (false, _) => Err(io::Error::from_raw_os_error(libc::ECONNREFUSED)),
+                    };
+                    out.push(Completion::Connected { token, result });
                 }
                 continue;
             }

@@ -440,16 +440,21 @@ fn a_state_is_for_processes_of_its_task_and_whoever_comes_later_is_sent_on() {
 
     let vars = MapEnv::new("/nonexistent").set("STARWIRE_STATE", other.0.to_str().unwrap());
     let vars = vars.set("STARWIRE_STATE_FROM", &format!("move={}", pair.ps.address()));
-    let identity = Identity {
-        protocol: "star_server".parse().unwrap(),
-        job: "ps".into(),
-        task: PS.into(),
-        grpc_address: "127.0.0.1:2".into(),
-        tasks: vec![(PS.into(), "127.0.0.1:2".into())],
-        cpus_allowed: 2,
-        grpc_gives_way: true,
+    let takes_over = |address: &str| {
+        let identity = Identity {
+            protocol: "star_server".parse().unwrap(),
+            job: "ps".into(),
+            task: PS.into(),
+            grpc_address: address.into(),
+            tasks: vec![(PS.into(), address.into())],
+            cpus_allowed: 2,
+            grpc_gives_way: true,
+        };
+        starwire_engine::take_over(&vars, identity, Arc::new(|_, _| {}))
     };
-    starwire_engine::take_over(&vars, identity, Arc::new(|_, _| {})).unwrap();
+    let refused = takes_over("127.0.0.1:0").unwrap_err().to_string();
+    assert!(refused.contains("127.0.0.1:0, this server's address in the ClusterSpec, has no port"), "{refused}");
+    takes_over("127.0.0.1:2").unwrap();
     // A client that does not go where WELCOME leads.
     let mut wire = Wire::to(&pair.ps);
     wire.call("update", 1, 0);
