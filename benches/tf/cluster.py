@@ -169,6 +169,10 @@ class Cluster:
     def server_pids(self):
         return [process.pid for process in self.processes if process.name.startswith("ps:")]
 
+    @property
+    def chief_pids(self):
+        return [process.pid for process in self.processes if process.name.startswith("chief:")]
+
     def each_worker(self, timeout=60.0, **command):
         for worker in self.workers:
             worker.channel.ask(command)

@@ -251,12 +251,13 @@ def _at_once(steps, case):
     return case
 
 
-def loops():
+def others():
     """Only `--cases` selects these in benches/tf/run.py, and those below."""
     if not SUPPORTED:
         return []
     return [
         _at_once(8, FunctionVariables("tf2-300x1KB-8s", "TensorFlow 2: 300 variables × 1 KB, 2 ps, 8 steps in a loop", 300, 1 * KB)),
+        FunctionVariables("tf2-30x1KB", "TensorFlow 2: 30 variables × 1 KB, 2 ps", 30, 1 * KB),
         _at_once(8, KerasCtr("tf2-ctr-8s", "TensorFlow 2: Keras CTR model, 2 ps, 1 worker, batch 512, 8 steps in a loop", 512, 1)),
     ]
 

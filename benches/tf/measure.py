@@ -24,9 +24,9 @@ def _window(case, cluster, seconds, tensors, network):
     """Measures one turn of one column."""
     carried = network.counters()
     busy, stolen = procstat.machine_busy_s()
-    before, servers = procstat.usage(cluster.pids), procstat.usage(cluster.server_pids)
+    before, servers, chief = (procstat.usage(pids) for pids in (cluster.pids, cluster.server_pids, cluster.chief_pids))
     answers = cluster.each_worker(timeout=seconds + 60, do="window", seconds=seconds)
-    used, servers = procstat.usage(cluster.pids) - before, procstat.usage(cluster.server_pids) - servers
+    used, servers, chief = (procstat.usage(pids) - past for pids, past in ((cluster.pids, before), (cluster.server_pids, servers), (cluster.chief_pids, chief)))
     busy_after, stolen_after = procstat.machine_busy_s()
     elapsed = max(answer["elapsed"] for answer in answers)
     took = [t for answer in answers for t in answer["took"]]
@@ -38,6 +38,7 @@ def _window(case, cluster, seconds, tensors, network):
         "p50_s": percentile(took, 0.50),
         "cpu_s_per_step": used.cpu_s / steps,
         "server_cpu_s_per_step": servers.cpu_s / steps,
+        "chief_cpu_s_per_step": chief.cpu_s / steps,
         "switches_per_step": used.switches / steps,
         # Share of the machine's time that other processes used: if it is high, the turn says little.
         "foreign_load": max(0.0, (busy_after - busy - used.cpu_s) / elapsed - carried.get("relay_cores", 0.0)),

@@ -42,7 +42,7 @@ def all_cases():
     import models
 
     # "4x10MB-tcp" is the same here: no two tasks share a host.
-    return [case for case in cases.all_cases() if case.name != "4x10MB-host"] + models.all_models() + functions.all_functions() + functions.loops()
+    return [case for case in cases.all_cases() if case.name != "4x10MB-host"] + models.all_models() + functions.all_functions() + functions.others()
 
 
 def selected(arguments):
