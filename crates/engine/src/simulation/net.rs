@@ -227,7 +227,9 @@ impl Net {
         self.ends[at].other = Some(other);
         self.ends[at].connects = Some((when, true));
         if self.cuts_early && self.fails(20) {
-            [at, other].map(|end| self.ends[end].reset_at = Some(when));
+            for end in [at, other] {
+                self.ends[end].reset_at = Some(when);
+            }
         }
         self.by_inode.insert(inode(&fd), other);
         self.accepted.push((driver, listener, fd));

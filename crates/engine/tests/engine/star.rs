@@ -439,7 +439,7 @@ fn a_state_is_for_processes_of_its_task_and_whoever_comes_later_is_sent_on() {
     assert!(end.message.ends_with("is copied by processes of that task only"), "{}", end.message);
 
     let vars = MapEnv::new("/nonexistent").set("STARWIRE_STATE", other.0.to_str().unwrap());
-    let vars = vars.set("STARWIRE_STATE_FROM", &format!("move={}", pair.ps.address()));
+    let vars = vars.set("STARWIRE_STATE_FROM", format!("move={}", pair.ps.address()));
     let takes_over = |address: &str| {
         let identity = Identity {
             protocol: "star_server".parse().unwrap(),
