@@ -4,6 +4,7 @@ TensorFlow has one thread in the chief for each worker, which waits for a step b
 prepares a step, and the chief while the worker computes. What overlapping means for training is in docs/pipeline.md.
 """
 
+import contextlib
 import functools
 import logging
 import threading
@@ -14,16 +15,16 @@ _ATTRIBUTE = "_starwire_pipeline"
 # What this file uses of TensorFlow's classes, which are not public: the same from 2.12 to 2.22.
 _OF_WORKER = (
     "_cluster", "_maybe_delay", "_on_closure_failure", "_on_resource_closure_failure", "_process_closure", "_process_resource_closure", "_schedule_resource",
-    "_should_worker_thread_run", "executor", "stop", "worker_index",
+    "_should_worker_thread_run", "executor", "failure_handler", "stop", "worker_index",
 )
-_OF_QUEUE = ("get", "put_back")
+_OF_QUEUE = ("clear_tag_unlocked", "get", "put_back")
 _lock = threading.Lock()
 
 
 def coordinator(strategy, *, pipeline=1):
     """Returns the ``ClusterCoordinator`` of a ``ParameterServerStrategy``; its workers run up to ``1 + pipeline`` scheduled functions at a time.
 
-    It is the object that ``tf.distribute.coordinator.ClusterCoordinator(strategy)`` and Keras' ``Model.fit`` use, too. With 0, or in a release of
+    It is the object that ``tf.distribute.coordinator.ClusterCoordinator(strategy)`` and the ``Model.fit`` of Keras 2 use, too. With 0, or in a release of
     TensorFlow whose coordinator this module does not know (it logs that), it runs one at a time, as always in TensorFlow.
 
     Args:
@@ -64,8 +65,21 @@ def _start(made, depth):
     if unknown:
         logging.getLogger("starwire").warning("starwire.coordinator: this TensorFlow's coordinator has no %s: its workers run one function at a time", unknown)
         return
+    cluster = made._cluster
+    # Of failures that are ignored because they may pass: each thread of a worker notices the same one.
+    for name in ("_transient_ps_failures_threshold", "_transient_timeouts_threshold"):
+        if getattr(cluster, name, 0) > 0:
+            setattr(cluster, name, getattr(cluster, name) * (1 + depth))
+    gates = {worker.worker_index: _Gate(worker) for worker in workers}
+    clear = cluster.closure_queue.clear_tag_unlocked
+
+    def clear_tag(index):
+        clear(index)
+        gates[index].cleared()
+
+    cluster.closure_queue.clear_tag_unlocked = clear_tag
     for worker in workers:
-        gate = _Gate(worker)
+        gate = gates[worker.worker_index]
         for number in range(depth):
             name = f"starwire-coordinator-{worker.worker_index}-{number + 1}"
             threading.Thread(target=_process_queue, args=(_Lane(worker), gate), name=name, daemon=True).start()
@@ -133,7 +147,9 @@ class _Gate:
         self._worker = worker
         self._changed = threading.Condition()
         self._resources = 0  # closures that make per-worker resources, queued or running
+        self._makes = False  # one of these is running
         self._failures = 0  # threads that wait until the worker has been recovered
+        self.aborts, self.error = 0, None  # how often the resources were lost, and why at last
         self._thread = threading.local()
         # TensorFlow's methods, as they were; those below call them.
         self._fail, self._fail_resource = worker._on_closure_failure, worker._on_resource_closure_failure
@@ -142,6 +158,7 @@ class _Gate:
         worker._on_closure_failure, worker._on_resource_closure_failure = self.fail, self.fail_resource
         worker._process_closure, worker._process_resource_closure = self.process_first, self.process_resource
         worker._schedule_resource, worker.stop = self.schedule_resource, self.stop
+        worker.failure_handler = _Handler(worker.failure_handler, self)
 
     def is_open(self):
         return self._resources == 0 and self._failures == 0
@@ -178,6 +195,7 @@ class _Gate:
         if not getattr(self._thread, "failed", False):
             self._thread.failed = True
             self._change(failures=1)
+        self._lose(error)
         self._fail(closure, error)
 
     def schedule_resource(self, closure):
@@ -185,23 +203,53 @@ class _Gate:
         self._schedule_resource(closure)
 
     def process_resource(self, closure):
-        if getattr(self._thread, "makes", False):  # it is tried again
+        if self._makes:  # it is tried again
             return self._process_resource(closure)
-        self._thread.makes = True
+        self._makes = True
         try:
             return self._process_resource(closure)
         finally:
-            self._thread.makes = False
+            self._makes = False
             self._change(resources=-1)
 
     def fail_resource(self, error):
-        # Only the one that has failed is left; those behind it are scheduled again after the recovery.
+        self._lose(error)
         self._fail_resource(error)
+
+    def cleared(self):
+        """Only the one that has failed is left; those behind it are scheduled again after the recovery."""
         with self._changed:
-            self._resources = 1
+            self._resources = int(self._makes)
+
+    def _lose(self, error):
+        with self._changed:
+            self.aborts, self.error = self.aborts + 1, error
 
     def _change(self, resources=0, failures=0):
         with self._changed:
             self._resources = max(0, self._resources + resources)
             self._failures += failures
             self._changed.notify_all()
+
+
+class _Handler:
+    """TensorFlow's handler of failures. A function that takes its worker's resources while another thread gives them up fails as if it had found them lost."""
+
+    def __init__(self, stock, gate):
+        self._stock, self._gate = stock, gate
+
+    def __getattr__(self, name):
+        return getattr(self._stock, name)
+
+    @contextlib.contextmanager
+    def wait_on_failure(self, *arguments, **keywords):
+        from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+        before = self._gate.aborts
+        with self._stock.wait_on_failure(*arguments, **keywords):
+            try:
+                yield
+            except (AssertionError, TypeError, ValueError) as error:
+                if self._gate.aborts == before:
+                    raise
+                raise cluster_coordinator.ClosureAbortedError(self._gate.error) from error

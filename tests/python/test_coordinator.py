@@ -1,5 +1,7 @@
 """starwire.coordinator(pipeline=N): a worker runs up to 1 + N functions at a time; counts stay exact, also when workers die, and failures are TensorFlow's."""
 
+import contextlib
+import gc
 import logging
 import threading
 
@@ -97,8 +99,13 @@ def batches_until(stop):
 
 
 def threads_end():
-    """Ends the coordinator as TensorFlow does. Returns the names of the threads of ours that are left."""
-    state["coordinator"]._cluster.stop()
+    """Drops the coordinator, which ends as TensorFlow's does. Returns the names of the threads of ours that are left."""
+    iterator = iter(state["coordinator"].create_per_worker_dataset(lambda: tf.data.Dataset.range(10)))
+    state["coordinator"].schedule(tf.function(lambda iterator: next(iterator)), args=(iterator,))
+    state["coordinator"].join()
+    del iterator
+    state.clear()
+    gc.collect()
     ours = lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith("starwire-coordinator")]  # noqa: E731
     wait_until(lambda: not ours(), 30, "the threads' end")
     return ours()
@@ -147,10 +154,25 @@ class Queue:
             self.changed.notify_all()
 
 
+class Handler:
+    """Of failures: keeps them."""
+
+    def __init__(self):
+        self.caught = []
+
+    @contextlib.contextmanager
+    def wait_on_failure(self):
+        try:
+            yield
+        except Exception as error:
+            self.caught.append(error)
+
+
 class Worker:
     """What TensorFlow's has, without TensorFlow."""
 
     def __init__(self):
+        self.failure_handler = Handler()
         self._cluster = type("Cluster", (), {"closure_queue": Queue()})()
         self._should_worker_thread_run = True
         self.failures = []
@@ -194,7 +216,8 @@ def gates():
     assert done == ["first"] and not gate.is_open()
     # It fails, is tried again within, and succeeds; the one behind it is lost.
     worker._schedule_resource(None)
-    worker._process_resource_closure(lambda: (worker._on_resource_closure_failure("lost"), worker._process_resource_closure(lambda: done.append("resource"))))
+    again = lambda: worker._process_resource_closure(lambda: done.append("resource"))  # noqa: E731
+    worker._process_resource_closure(lambda: (worker._on_resource_closure_failure("lost"), gate.cleared(), again()))
     wait_until(lambda: done == ["first", "resource", "second"], 30, "the second function")
 
     failing, recovered = threading.Event(), threading.Event()
@@ -216,13 +239,24 @@ def gates():
     wait_until(gate.is_open, 30, "the recovery")
     worker._process_closure(lambda: done.append("third"))
 
+    # What goes wrong because another thread gives up the resources is a failure of the worker.
+    handler, gone = worker.failure_handler, RuntimeError("gone")
+    for loses in (False, True):
+        with handler.wait_on_failure():
+            if loses:
+                worker._on_closure_failure(None, gone)
+            raise AssertionError("no value")
+    usual, converted = handler.caught
+    assert type(usual) is AssertionError and type(converted).__name__ == "ClosureAbortedError" and converted.original_exception is gone
+    gate.process(lambda _: None, None)
+
     # The end, while the gate is closed.
     worker._schedule_resource(None)
     worker.stop()
     queue.end()
     lane.join(30)
     assert not lane.is_alive() and not first.is_alive()
-    return done, worker.failures
+    return done, [str(error) for error in worker.failures]
 
 
 def traces():
@@ -272,6 +306,18 @@ def traces():
         log.append("takes")
         return next(iterator) + offset
 
+    @tf.function
+    def either(x):
+        log.append("either")
+        return x + 1 if tf.is_tensor(x) else next(x)
+
+    options = {"rate": 2.0}
+
+    def rates(x, options=options):
+        log.append("rates")
+        return x * options["rate"]
+
+    rated = tf.function(rates)
     out = []
 
     def schedule(function, *args, **kwargs):
@@ -303,6 +349,12 @@ def traces():
         with tf.device("/job:ps/task:1"):
             schedule(several, one(2))
             schedule(captures)
+        for x in (iterators[0], iterators[0], tf.constant(7, tf.int64), iterators[1]):
+            schedule(either, x)
+        for _ in range(2):
+            schedule(rated, one())
+            schedule(rated, one())
+            options["rate"] += 1.0  # the default's contents are part of its type
         for iterator in (*iterators, iterators[0]):
             schedule(takes, iterator, tf.constant(100, tf.int64))
     with pytest.raises(ValueError):
@@ -409,7 +461,7 @@ def test_a_function_is_found_as_tensorflow_finds_it(fresh_cluster):
 
 def test_functions_wait_for_resources_and_recoveries(fresh_cluster):
     _, chief = start(fresh_cluster, workers=1)
-    assert chief.call(gates, timeout=120) == (["first", "resource", "second", "third"], ["lost", "gone", "gone again"])
+    assert chief.call(gates, timeout=120) == (["first", "resource", "second", "third"], ["lost", "gone", "gone again", "gone"])
 
 
 @pytest.mark.parametrize("name", ["_process_closure", "_schedule_resource"])
