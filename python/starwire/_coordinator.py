@@ -12,7 +12,7 @@ import threading
 from starwire import _pipeline, _schedule
 
 _ATTRIBUTE = "_starwire_pipeline"
-# What this file uses of TensorFlow's classes, which are not public: the same from 2.12 to 2.22.
+# What this file uses of TensorFlow's classes, which are not public: the same from 2.13 to 2.21.
 _OF_WORKER = (
     "_cluster", "_maybe_delay", "_on_closure_failure", "_on_resource_closure_failure", "_process_closure", "_process_resource_closure", "_schedule_resource",
     "_should_worker_thread_run", "executor", "failure_handler", "stop", "worker_index",
@@ -156,7 +156,7 @@ class _Gate:
         self._process, self._process_resource = worker._process_closure, worker._process_resource_closure
         self._schedule_resource, self._stop = worker._schedule_resource, worker.stop
         worker._on_closure_failure, worker._on_resource_closure_failure = self.fail, self.fail_resource
-        worker._process_closure, worker._process_resource_closure = self.process_first, self.process_resource
+        worker._process_closure, worker._process_resource_closure = self.process_on_stock_thread, self.process_resource
         worker._schedule_resource, worker.stop = self.schedule_resource, self.stop
         worker.failure_handler = _Handler(worker.failure_handler, self)
 
@@ -182,7 +182,7 @@ class _Gate:
                 self._thread.failed = False
                 self._change(failures=-1)
 
-    def process_first(self, closure):
+    def process_on_stock_thread(self, closure):
         """For TensorFlow's own thread of the worker, which makes the resources and so cannot wait for them."""
         if self._failures == 0:
             self.process(self._process, closure)

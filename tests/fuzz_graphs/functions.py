@@ -163,12 +163,17 @@ def burst(rng, variables):
 
 
 def coordinate(protocol, spec):
-    from cluster import load
+    from cluster import is_stock, load
 
     load(protocol)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer=protocol)
     state["strategy"] = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=sharded.partition)
-    state["coordinator"] = tf.distribute.coordinator.ClusterCoordinator(state["strategy"])
+    if is_stock(protocol):
+        state["coordinator"] = tf.distribute.coordinator.ClusterCoordinator(state["strategy"])
+    else:
+        import starwire
+
+        state["coordinator"] = starwire.coordinator(state["strategy"], pipeline=2)
 
 
 class Body:

@@ -9,7 +9,7 @@ import pytest
 
 from cluster import RemoteError, state, tf
 from steps import tensorflow_minor
-from tf2_job import goes_on, replace_worker, schedule_until, start, start_chief, start_servers, train_keras_like, train_scheduled, variable
+from tf2_job import goes_on, replace_worker, schedule_rounds, schedule_until, start, start_chief, start_servers, train_keras_like, train_scheduled, variable
 from waiting import wait_until
 
 pytestmark = [pytest.mark.ours, pytest.mark.tensorflow2]
@@ -75,12 +75,9 @@ def fail_among_others(functions):
 
 
 def batches_until(stop):
-    """As schedule_until in tf2_job.py, with a dataset on each worker, which is made again on a worker that comes back."""
-    import os
-
-    count, scheduled = variable(0, dtype=tf.int64), 0
-    dataset = lambda: tf.data.Dataset.range(1 << 40)  # noqa: E731
-    iterator = iter(state["coordinator"].create_per_worker_dataset(dataset))
+    """As schedule_until, with a dataset on each worker, which is made again on a worker that comes back."""
+    count = variable(0, dtype=tf.int64)
+    iterator = iter(state["coordinator"].create_per_worker_dataset(lambda: tf.data.Dataset.range(1 << 40)))
 
     @tf.function
     def step(iterator):
@@ -88,14 +85,7 @@ def batches_until(stop):
         with tf.control_dependencies([batch]):
             return count.assign_add(1)
 
-    with open(stop + ".rounds", "ab", buffering=0) as rounds:
-        while not os.path.exists(stop):
-            for _ in range(20):
-                state["coordinator"].schedule(step, args=(iterator,))
-            state["coordinator"].join()
-            scheduled += 20
-            rounds.write(b".")
-    return scheduled, int(count.numpy())
+    return schedule_rounds(stop, step, count, args=(iterator,))
 
 
 def threads_end():

@@ -186,12 +186,16 @@ def long_step():
 
 def schedule_until(stop):
     """Schedules functions until the file `stop` exists; another file has a byte for each round of them. Returns how many it scheduled, and how many counted."""
+    return schedule_rounds(stop, *long_step())
+
+
+def schedule_rounds(stop, step, counter, args=()):
+    """As schedule_until, with this function and this variable that counts its calls."""
     scheduled = 0
-    step, counter = long_step()
     with open(stop + ".rounds", "ab", buffering=0) as rounds:
         while not os.path.exists(stop):
             for _ in range(10):
-                state["coordinator"].schedule(step)
+                state["coordinator"].schedule(step, args=args)
             state["coordinator"].join()
             scheduled += 10
             rounds.write(b".")
