@@ -49,6 +49,10 @@ venv:
 starctl: tools ## Build target/release/starctl, which inspects machines and servers
 	@$(CARGO) build --release --bin starctl
 
+.PHONY: proto
+proto: tools #- Make the Rust code of the control plane from proto/
+	@$(CARGO) run --quiet --package starwire-proto
+
 .PHONY: print-plugin
 print-plugin: #- Print the library's path
 	@echo "$$PWD/$(PLUGIN)"

@@ -1,10 +1,10 @@
-//! Generated from `proto/` at build time (`build.rs`).
+//! Generated from `proto/` (`make proto`).
 #![allow(missing_docs, clippy::all)]
 
 pub mod health {
-    tonic::include_proto!("grpc.health.v1");
+    include!("generated/grpc.health.v1.rs");
 }
 
 pub mod starwire {
-    tonic::include_proto!("starwire.control.v1");
+    include!("generated/starwire.control.v1.rs");
 }
