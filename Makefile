@@ -49,6 +49,11 @@ venv:
 starctl: tools ## Build target/release/starctl, which inspects machines and servers
 	@$(CARGO) build --release --bin starctl
 
+.PHONY: fail-points
+fail-points: tools venv #- Build a library with places where tests kill it, and print its path
+	@STARWIRE_CARGO_FLAGS="--features fail-points" scripts/build-plugin "$(PYTHON)" "" "$(FOLDER)/libstarwire-fail-points.so" >&2
+	@echo "$(FOLDER)/libstarwire-fail-points.so"
+
 .PHONY: proto
 proto: tools #- Make the Rust code of the control plane from proto/
 	@$(CARGO) run --quiet --package starwire-proto

@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::star::{GIVEN_UP, folder_of, owner_of};
 use crate::system::random;
+use starwire_marks::fail_point;
 use starwire_protocol::state::{Position, STATE, StateReply, StateRequest, TAIL, checksum};
 use starwire_protocol::{Failure, Outcome, code};
 use starwire_state::{PIECE, Replica, StateError};
@@ -140,6 +141,7 @@ impl Standby {
         let (head, list) = self.ask(&StateRequest::Begin, LONG_DEADLINE)?;
         let StateReply::Begun { journal } = head else { return Err(self.unexpected(head)) };
         let mut replica = Replica::begin(&self.folder, &self.owner)?;
+        fail_point!("a copy begins, and has nothing yet");
         let mut bytes = 0;
         for file in list.chunks_exact(16) {
             let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| file[at + i]));
@@ -181,6 +183,7 @@ impl Standby {
                     if more == 0 {
                         if let Some((bytes, since)) = begins.take() {
                             replica.complete()?;
+                            fail_point!("a copy is complete, and follows");
                             self.say_complete(bytes, since);
                             merges_until = Some(Instant::now() + PATIENCE);
                         }
@@ -220,6 +223,7 @@ impl Standby {
                 return Err(self.unexpected(head));
             }
             replica.write_variable(id, offset, &piece)?;
+            fail_point!("part of a variable is copied");
             offset += piece.len() as u64;
             if offset >= bytes {
                 return Ok(());
@@ -258,7 +262,10 @@ impl Standby {
         let mut is_said = false;
         loop {
             match self.ask(&StateRequest::Confirm(end), DEADLINE) {
-                Ok((StateReply::Yours, _)) => return Ok("it was handed over"),
+                Ok((StateReply::Yours, _)) => {
+                    fail_point!("the state is this process's, and its folder does not say so");
+                    return Ok("it was handed over");
+                }
                 Ok((head, _)) => return Err(self.unexpected(head)),
                 Err(Stop::Again(why)) if why.contains(GIVEN_UP) => return Err(Stop::Again(why)),
                 Err(Stop::Again(why)) if !std::mem::replace(&mut is_said, true) => self.say_alone(&why),

@@ -1,8 +1,14 @@
-//! Coverage marks. The code of a rare path says `mark!("name")`; the test that is about this path says
-//! `let _reached = starwire_marks::expect("name");` and fails if the path was not taken before the guard is dropped.
+//! Coverage marks and [fail points](fail_point!). The code of a rare path says `mark!("name")`; the test that is about
+//! this path says `let _reached = starwire_marks::expect("name");` and fails if the path was not taken before the guard
+//! is dropped.
 //!
 //! Marks count in builds with debug assertions only; in a release build they are nothing. Counting neither allocates
 //! nor locks. `tests/tidy.rs` checks that each mark is expected by a test.
+
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+pub mod fail_points;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

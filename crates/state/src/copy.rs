@@ -18,6 +18,7 @@ use crate::journal::{Journal, after, each};
 use crate::lock::{lock, try_share};
 use crate::merge::{merge, remove};
 use crate::record::{Record, size};
+use starwire_marks::fail_point;
 
 /// No reader gets more at once.
 pub const PIECE: u64 = 4 << 20;
@@ -309,6 +310,7 @@ impl Replica {
             fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
         }
         mark(&self.folder, FROM, from)?;
+        fail_point!("a copy has its origin, and is still marked as a copy");
         unmark(&self.folder)
     }
 }
@@ -395,6 +397,7 @@ fn mark(folder: &Path, name: &str, text: &str) -> Result<(), StateError> {
     let (path, new) = (folder.join(name), folder.join(name).with_extension(NEW));
     let write = |mut file: File| file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     let written = File::create(&new).and_then(write).map_err(at(&new, "write"));
+    fail_point!("a mark is written, and has no name");
     let marked = written.and_then(|()| fs::rename(&new, &path).map_err(at(&new, "rename")));
     marked.and_then(|()| sync(folder)).inspect_err(|_| {
         let _ = fs::remove_file(&new);

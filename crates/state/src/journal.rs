@@ -9,6 +9,7 @@ use crate::error::{StateError, at};
 use crate::files::journal_path;
 use crate::record::{self, HEAD, LONGEST, Record, Unreadable};
 use crate::variable::Variable;
+use starwire_marks::fail_point;
 
 pub struct Journal {
     pub path: PathBuf,
@@ -46,6 +47,7 @@ impl Journal {
         let file = options.read(true).write(true).create(true).truncate(true).open(&new).map_err(at(&new, "create"))?;
         file.write_all_at(&content, 0).map_err(at(&new, "write"))?;
         file.sync_all().map_err(at(&new, "synchronise"))?;
+        fail_point!("a new journal is written, and has no name");
         fs::rename(&new, &path).map_err(at(&new, "rename"))?;
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder, "synchronise"))?;
         let end = content.len() as u64;

@@ -9,6 +9,7 @@ use crate::error::{StateError, at};
 use crate::journal::{Journal, after, each};
 use crate::record::Record;
 use crate::variable::{Rows, Variable};
+use starwire_marks::fail_point;
 
 /// What a journal says.
 pub struct Merged {
@@ -74,6 +75,7 @@ pub fn merge(folder: &Path, task: &str, journal: &Journal, recovers: bool) -> Re
 
 /// Removes a journal, all of which is in the files of the variables.
 pub fn remove(folder: &Path, journal: &Journal, merged: &Merged) -> Result<(), StateError> {
+    fail_point!("a journal is merged, and is still there");
     for Variable { path, file, .. } in merged.variables.values() {
         file.sync_data().map_err(at(path, "synchronise"))?;
     }
@@ -83,6 +85,7 @@ pub fn remove(folder: &Path, journal: &Journal, merged: &Merged) -> Result<(), S
         _ => Ok(()),
     };
     remove(&journal.path)?;
+    fail_point!("a journal is removed, and files of variables are left");
     // A journal that comes back with the power needs the files of the variables with which it began.
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder, "synchronise"))?;
     merged.gone.iter().try_for_each(remove)

@@ -17,6 +17,7 @@ use crate::lock::{exclude_readers, lock};
 use crate::merge::{Merged, merge, remove};
 use crate::record::{Definition, FULL, Record};
 use crate::variable::Variable;
+use starwire_marks::fail_point;
 
 /// A journal may always grow to this length.
 const SHORT_JOURNAL: u64 = 256 << 20;
@@ -183,6 +184,7 @@ impl Store {
         if old.is_none() {
             let beginning = Beginning { task, incarnations, variables, calls, flush: *flush, time: *time };
             let new = Journal::begin(folder, journal.number + 1, &beginning)?;
+            fail_point!("a new journal begins, and the old one is not merged");
             self.is_asked = false;
             *old = Some(Arc::new(std::mem::replace(journal, new)));
         }
@@ -319,6 +321,7 @@ impl Flush<'_> {
         if calls != self.store.calls {
             self.write(&Record::Calls(calls));
         }
+        fail_point!("changes are written, and are not committed");
         let (flush, time) = (self.store.flush + 1, self.time);
         self.write(&Record::Commit { flush, time });
         if let Some(error) = self.failed {
@@ -326,6 +329,7 @@ impl Flush<'_> {
         }
         let Self { store, at: end, .. } = self;
         let Journal { path, file, .. } = &store.journal;
+        fail_point!("a commit is written, and is not on the disk");
         file.sync_data().map_err(at(path, "synchronise"))?;
         let bytes = end - std::mem::replace(&mut store.journal.end, end);
         (store.flush, store.time, store.calls) = (flush, time, calls.to_vec());

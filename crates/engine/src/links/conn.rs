@@ -12,6 +12,7 @@ use crate::shared::Shared;
 use crate::star::Answer;
 use crate::system::peer_memory::{PeerMemory, WitnessWord};
 use crate::tls::{Opened, Session};
+use starwire_marks::fail_point;
 use starwire_net::reactor::driver::{Driver, IoPart, Token};
 use starwire_net::reactor::timers::Timer;
 use starwire_protocol::{CallHead, Connection, Failure, Owner, PeerInfo, Segment, Stats, Target, code};
@@ -411,6 +412,9 @@ impl<H: Host> Conn<H> {
             let rest = first.len() - self.out_offset;
             if left < rest {
                 self.out_offset += left;
+                if matches!(first, Segment::Part { .. }) {
+                    fail_point!("part of a payload is sent");
+                }
                 return;
             }
             left -= rest;

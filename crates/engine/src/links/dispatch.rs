@@ -11,6 +11,7 @@ use crate::metrics::Recorder;
 use crate::shared::Shared;
 use crate::star::{Accounts, Answer, StarServer, StarShard, State};
 use crate::tunnel::TunnelServer;
+use starwire_marks::fail_point;
 use starwire_protocol::measure::MEASURE;
 use starwire_protocol::star::is_star;
 use starwire_protocol::tunnel::TUNNEL;
@@ -133,6 +134,7 @@ impl<H: Host> Dispatcher<H> {
                         continue;
                     }
                     if let Some(star) = self.star.as_mut().filter(|_| is_star(method)) {
+                        fail_point!("a star call is read, and does not run yet");
                         let answer = star.request(ticket, method, body, self.now, &self.metrics);
                         if let Some(answer) = answer {
                             conn.answer(answer);

@@ -11,6 +11,7 @@ use crate::command::Command;
 use crate::keys::conn_key;
 use crate::metrics::{Direction, State};
 use crate::peers::{Peer, is_guess};
+use starwire_marks::fail_point;
 use starwire_net::reactor::driver::Token;
 use starwire_net::transport::{SocketAddress, tcp, unix};
 use starwire_protocol::{Connection, Failure, code};
@@ -34,6 +35,7 @@ impl<H: Host> Links<H> {
         let Some(kind) = self.listeners.iter().find(|l| l.0 == listener).map(|l| l.1) else { return };
         match result {
             Ok(fd) => {
+                fail_point!("a connection is accepted");
                 let reactors = self.shared.senders.get().map_or(1, Vec::len);
                 let to = self.next_adopter % reactors;
                 self.next_adopter = self.next_adopter.wrapping_add(1);

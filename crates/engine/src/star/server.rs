@@ -16,6 +16,7 @@ use crate::api::{InBody, OutPayload};
 use crate::command::{Command, Meta, StarCommand};
 use crate::keys::shard_of;
 use crate::shared::Shared;
+use starwire_marks::fail_point;
 use starwire_protocol::code;
 use starwire_protocol::star::{PlanHash, RegisterHead, plan_hash};
 
@@ -251,10 +252,12 @@ impl<H: Host> StarServer<H> {
             }
             Err(failure) => (None, Some(failure)),
         };
+        fail_point!("a plan is compiled, and nobody can use it yet");
         let compiled = self.plans().compiled(session, hash, made, self.now());
         if failure.is_none() {
             self.shared.metrics.count(|cells| cells.star_registrations.add(1));
         }
+        fail_point!("a plan is registered, and its worker does not know");
         self.drop_removed(compiled.removed);
         for waiter in compiled.waiters {
             match &failure {
@@ -320,6 +323,7 @@ impl<H: Host> StarServer<H> {
     /// Drops what left the table of plans, here and in the shards' caches.
     fn drop_removed<P>(&self, removed: Vec<P>) {
         if !removed.is_empty() {
+            fail_point!("plans are evicted, and reactors still know them");
             for shard in 0..self.shared.config.reactors {
                 self.shared.send(shard, Command::Star(Box::new(StarCommand::Forget)));
             }

@@ -18,6 +18,7 @@ use crate::api::{StarCall, StarFailure, StarHost, StarOutcome, StarReply};
 use crate::command::{Command, Meta, StarCommand};
 use crate::keys::shard_of;
 use crate::metrics::Recorder;
+use starwire_marks::fail_point;
 use starwire_protocol::code;
 use starwire_protocol::star::{
     self, CallHead, CallId, EndHead, Keep, LAST, PlanHash, REPLY_BYTES, ReplyHead, SESSION_AT, TRACE, UNKNOWN_PLAN,
@@ -313,6 +314,7 @@ impl<H: Host> StarShard<H> {
     pub fn execute(&mut self, command: StarCommand<H>, now: Instant, metrics: &Recorder) -> Option<(u64, Answer)> {
         let (ticket, answer) = match command {
             StarCommand::Done { ticket, outcome } => {
+                fail_point!("a star call has run, and has no answer yet");
                 let call = self.calls.remove(&(ticket.conn, ticket.id))?;
                 let has_effects = matches!(&call.stage, Stage::Running(plan, _) if plan.has_effects);
                 let (to, answer) = self.done(ticket, &call, outcome, now, metrics);

@@ -22,6 +22,7 @@ use crate::command::{Command, StarCommand};
 use crate::config::{Identity, StateMode};
 use crate::error::EngineError;
 use crate::shared::Shared;
+use starwire_marks::fail_point;
 use starwire_state::{Committed, StateError, Store};
 
 /// How old the state in the folder may be.
@@ -129,6 +130,7 @@ impl State {
             return Err(StateError::Calls { folder });
         }
         let failed = |failure: StarFailure| StateError::Restore { folder: folder.clone(), message: failure.message };
+        fail_point!("a state is open, and its variables are not restored");
         host.restore(&store).map_err(failed)?;
         let line = match store.last_flush() {
             (0, _) => format!("starwire: {} keeps its state in {}", identity.task, folder.display()),
@@ -263,6 +265,7 @@ impl State {
             }
             std::thread::park_timeout(if kind != Flush::Usual || self.is_sync() { LEAST_WAIT } else { INTERVAL });
         };
+        fail_point!("no call that changes something is under way");
         let number = self.begun.fetch_add(1, Ordering::SeqCst);
         host.changes(&mut flush, false);
         let calls = server.accounts.save();
@@ -274,6 +277,7 @@ impl State {
             true => None,
             false => Some(flush.commit(&calls)?),
         };
+        fail_point!("a flush is on the disk, and nobody knows");
         let must_confirm = self.copies.flushed(store.journals(), number);
         if !(must_confirm && self.is_sync()) {
             self.written(number);

@@ -11,6 +11,7 @@ use crate::keys::shard_of;
 use crate::star::StarHost;
 use crate::star::copies::{CopyReply, TakeOver};
 use crate::star::server::StarServer;
+use starwire_marks::fail_point;
 use starwire_protocol::code;
 use starwire_protocol::state::{Position, StateReply, StateRequest};
 use starwire_state::StateError;
@@ -53,7 +54,9 @@ impl State {
         position: Position,
     ) -> Result<Option<CopyReply>, StarFailure> {
         let hand_over = |address: &str| self.store().as_mut().map_or(Ok(()), |store| store.hand_over(address));
+        fail_point!("the new owner has everything, and this is still the owner");
         let address = self.copies.confirm(position, hand_over)?;
+        fail_point!("the state has moved, and no peer knows");
         let shared = &server.shared;
         let line = format!(
             "starwire: {} has moved to {address}: this process sends its peers there, and keeps no state",
@@ -78,6 +81,7 @@ impl State {
         let why = match self.flush(server, Flush::HandOver) {
             Ok(_) if self.gate.is_closed() => match self.copies.prepared(Instant::now()) {
                 Some(reply) => {
+                    fail_point!("the last changes are written, and the new owner does not know");
                     server.reply_to_copy(reply);
                     return self.answer_copies(server);
                 }
@@ -153,6 +157,7 @@ struct Silenced<H: Host> {
 
 impl<H: Host> Drop for Silenced<H> {
     fn drop(&mut self) {
+        fail_point!("the state has moved, and its new owner does not know");
         self.server.reply_to_copy(CopyReply { ticket: self.ticket, head: StateReply::Yours, payload: None });
     }
 }
