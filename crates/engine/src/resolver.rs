@@ -1,5 +1,6 @@
 //! Finds the addresses of a peer.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,40 +14,68 @@ use starwire_net::reactor::topology::Topology;
 use starwire_net::transport::{SocketAddress, unix};
 use starwire_protocol::{Failure, code};
 
-/// Resolves the host of a channel's peer, which is at `target`. A name is looked up on a separate thread, because name
-/// services may block: then this returns `None`, and a [`Command::Addresses`] follows.
+/// A name that is looked up for a channel.
+pub struct LookUp<H: Host> {
+    pub shared: Arc<Shared<H>>,
+    pub shard: usize,
+    channel: u32,
+    peer: Arc<Peer>,
+    pub target: HostPort,
+}
+
+impl<H: Host> LookUp<H> {
+    /// The name service has answered.
+    pub fn end(self, found: io::Result<Vec<SocketAddr>>) {
+        let Self { shared, shard, channel, peer, target } = self;
+        let failure =
+            |error| Failure { code: code::UNAVAILABLE, message: format!("cannot look up {}: {error}", target.host) };
+        let result = found.map_err(failure).map(|addresses| candidates(&shared.config, &peer, addresses));
+        shared.send(shard, Command::Addresses { channel, result });
+    }
+}
+
+/// Looks a name up, and ends the look-up later; or says why it cannot.
+pub type LookUpName<H> = fn(LookUp<H>) -> Result<(), Failure>;
+
+/// Resolves the host of a channel's peer, which is at `target`. `None`: its name is looked up, and a
+/// [`Command::Addresses`] follows.
 pub fn resolve<H: Host>(
     shared: &Arc<Shared<H>>,
     shard: usize,
     channel: u32,
     peer: &Arc<Peer>,
     target: &HostPort,
+    look_up_name: LookUpName<H>,
 ) -> Option<Result<Vec<SocketAddress>, Failure>> {
-    let target = target.clone();
     if let Ok(ip) = target.host.parse() {
         return Some(Ok(candidates(&shared.config, peer, vec![SocketAddr::new(ip, target.port)])));
     }
-    let (shared, host, peer) = (shared.clone(), target.host.clone(), peer.clone());
-    let slot = match peer.has_joined.then(Slot::take) {
+    let look_up = LookUp { shared: shared.clone(), shard, channel, peer: peer.clone(), target: target.clone() };
+    look_up_name(look_up).err().map(Err)
+}
+
+/// On a separate thread, because name services may block.
+pub fn look_up_in_thread<H: Host>(look_up: LookUp<H>) -> Result<(), Failure> {
+    let host = look_up.target.host.clone();
+    let slot = match look_up.peer.has_joined.then(Slot::take) {
         Some(None) => {
             let message = format!("cannot look up {host}: {MOST_JOINED} look-ups of tasks that joined have not ended");
-            return Some(Err(Failure { code: code::UNAVAILABLE, message }));
+            return Err(Failure { code: code::UNAVAILABLE, message });
         }
         slot => slot.flatten(),
     };
     let thread = std::thread::Builder::new().name("starwire-names".into()).spawn(move || {
         let _slot = slot;
         // Keep off the CPU of a pinned reactor; a failure only costs time.
-        let _ = shared.topology.as_ref().map(Topology::unpin_current_thread);
-        let failure =
-            |error| Failure { code: code::UNAVAILABLE, message: format!("cannot look up {}: {error}", target.host) };
-        let found = target.resolve().map_err(failure);
-        let result = found.map(|addresses| candidates(&shared.config, &peer, addresses));
-        shared.send(shard, Command::Addresses { channel, result });
+        let _ = look_up.shared.topology.as_ref().map(Topology::unpin_current_thread);
+        let found = look_up.target.resolve();
+        look_up.end(found);
     });
-    let error = thread.err()?;
-    let message = format!("cannot start a thread to look up {host}: {error}");
-    Some(Err(Failure { code: code::RESOURCE_EXHAUSTED, message }))
+    let failure = |error| Failure {
+        code: code::RESOURCE_EXHAUSTED,
+        message: format!("cannot start a thread to look up {host}: {error}"),
+    };
+    thread.map(drop).map_err(failure)
 }
 
 /// Look-ups of tasks that have joined, at the same time. Each may join with a new name each time.

@@ -14,6 +14,7 @@ use crate::api::Host;
 use crate::command::{Command, Request};
 use crate::links::{Links, Services};
 use crate::peers::Peers;
+use crate::resolver::{LookUpName, look_up_in_thread};
 use crate::shared::{self, LocalQueue, Shared};
 use starwire_net::reactor::driver::Driver;
 use starwire_net::reactor::mailbox::Receiver;
@@ -38,6 +39,7 @@ pub struct Shard<H: Host> {
     queue: LocalQueue<H>,
     local: Vec<Command<H>>,
     stopping: Option<Instant>,
+    look_up_name: LookUpName<H>,
 }
 
 impl<H: Host> Shard<H> {
@@ -60,8 +62,15 @@ impl<H: Host> Shard<H> {
             queue: LocalQueue::enter(shared.number, index),
             local: Vec::new(),
             stopping: None,
+            look_up_name: look_up_in_thread,
             shared,
         }
+    }
+
+    /// Another name service.
+    #[cfg(test)]
+    pub fn set_names(&mut self, look_up_name: LookUpName<H>) {
+        self.look_up_name = look_up_name;
     }
 
     /// Takes a listening socket.

@@ -71,7 +71,7 @@ impl<H: Host> Shard<H> {
                     let Some((peer, at)) = self.peers.get(channel).map(|found| (found.peer(), found.address())) else {
                         continue;
                     };
-                    if let Some(result) = resolve(&self.shared, self.index, channel, peer, at) {
+                    if let Some(result) = resolve(&self.shared, self.index, channel, peer, at, self.look_up_name) {
                         self.peers.tell(channel, |channel| channel.resolved(result, now));
                     }
                 }

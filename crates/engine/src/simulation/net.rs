@@ -58,6 +58,7 @@ pub struct Net {
     pub is_faulty: bool,
     /// Some connections are cut as soon as they are accepted.
     pub cuts_early: bool,
+    was_cut: bool,
     ends: Vec<End>,
     /// Those that are not closed.
     live: Vec<usize>,
@@ -70,6 +71,8 @@ pub struct Net {
     /// Until when nothing passes between two tasks.
     partitions: BTreeMap<(usize, usize), Instant>,
     tasks: Vec<usize>,
+    /// A task that has died, and does not know it yet: nothing that it does reaches anybody.
+    pub dying: Option<usize>,
     pub moved: u64,
 }
 
@@ -88,6 +91,7 @@ impl Net {
             now,
             is_faulty: true,
             cuts_early: false,
+            was_cut: false,
             ends: Vec::new(),
             live: Vec::new(),
             by_inode: HashMap::new(),
@@ -96,6 +100,7 @@ impl Net {
             accepted: Vec::new(),
             partitions: BTreeMap::new(),
             tasks: Vec::new(),
+            dying: None,
             moved: 0,
         }
     }
@@ -124,6 +129,7 @@ impl Net {
     pub fn heal(&mut self) {
         self.partitions.clear();
         self.is_faulty = false;
+        self.cuts_early = false;
     }
 
     fn partitioned_until(&self, a: usize, b: usize) -> Option<Instant> {
@@ -155,8 +161,13 @@ impl Net {
         end.other.is_some() && !end.is_closed && end.closes_at.is_none() && end.reset_at.is_none()
     }
 
+    fn is_dying(&self, driver: usize) -> bool {
+        self.dying == Some(self.tasks[driver])
+    }
+
     /// The process of a task has died: its peers get resets.
     pub fn kill(&mut self, task: usize) {
+        self.dying = None;
         let (dead, live): (Vec<usize>, _) =
             std::mem::take(&mut self.live).into_iter().partition(|at| self.ends[*at].task == task);
         self.live = live;
@@ -226,7 +237,9 @@ impl Net {
         let other = self.add(End { task: self.tasks[driver], other: Some(at), ..End::default() });
         self.ends[at].other = Some(other);
         self.ends[at].connects = Some((when, true));
-        if self.cuts_early && self.fails(20) {
+        // Not twice in a row: a peer that nobody can reach is given up.
+        self.was_cut = self.cuts_early && !self.was_cut && self.below(10) == 0;
+        if self.was_cut {
             for end in [at, other] {
                 self.ends[end].reset_at = Some(when);
             }
@@ -302,6 +315,9 @@ impl Net {
 
     /// Reports what has ended for a driver.
     fn progress(&mut self, driver: usize, out: &mut Vec<Completion>) {
+        if self.is_dying(driver) {
+            return;
+        }
         let before = out.len();
         for (of, listener, fd) in std::mem::take(&mut self.accepted) {
             if of == driver {
@@ -405,6 +421,9 @@ impl Driver for SimDriver {
         if net.fails(50) {
             return Err(io::Error::from_raw_os_error(libc::ENETUNREACH));
         }
+        if net.is_dying(self.number) {
+            return Ok(());
+        }
         let SocketAddress::Inet(address) = address else { unreachable!("unix sockets are off") };
         net.connect(token.0 as usize, *address);
         Ok(())
@@ -444,6 +463,9 @@ impl Driver for SimDriver {
         }
         let after = Duration::from_micros(net.below(20_000));
         net.ends[at].closes_at = Some(net.now + after);
+        if net.is_dying(self.number) {
+            return;
+        }
         // Unread bytes turn the end into a reset.
         let is_reset = net.ends[at].arriving > 0;
         net.gone(at, is_reset);

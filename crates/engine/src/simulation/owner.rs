@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::star::{self, Kernels, Next};
 use crate::api::{Buffers, Host, IncomingCall, Level, Op, OutPayload, RecvRequest, Ticket};
+use crate::resolver::LookUp;
 use starwire_protocol::{Failure, Outcome, code};
 
 /// A request of a peer that the owner has not answered.
@@ -34,6 +35,8 @@ pub struct Ledger {
     pub ran: HashSet<u64>,
     /// Star calls that succeeded although they had lost a connection.
     pub saved: u64,
+    /// Tasks that died at fail points.
+    pub deaths: BTreeMap<&'static str, u64>,
     pub next: Vec<Next>,
 }
 
@@ -51,13 +54,14 @@ pub struct Owner {
     pub keys: AtomicI64,
     /// Payloads that were not released.
     pub payloads: Arc<AtomicI64>,
+    pub look_ups: Mutex<Vec<LookUp<Owner>>>,
 }
 
 impl Owner {
     pub fn new(incarnation: u64, ledger: &Arc<Mutex<Ledger>>) -> Self {
         let kernels = Kernels::new(incarnation, ledger);
-        let (state, keys, payloads) = Default::default();
-        Self { state, ledger: ledger.clone(), kernels, keys, payloads }
+        let (state, keys, payloads, look_ups) = Default::default();
+        Self { state, ledger: ledger.clone(), kernels, keys, payloads, look_ups }
     }
 
     fn called(&self) -> std::sync::MutexGuard<'_, State> {

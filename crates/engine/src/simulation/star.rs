@@ -129,7 +129,9 @@ pub struct Call {
     pub lane: u32,
     pub number: NonZeroU64,
     pub attempt: u32,
-    /// There are no faults any more.
+    /// It waits for a connection, if there is none.
+    pub waits: bool,
+    /// There are no faults that it could fail by.
     pub must_succeed: bool,
 }
 
@@ -164,7 +166,7 @@ impl Call {
             (star::CALL, None)
         };
         let deadline_ms = if self.attempt == 0 { 0 } else { RECONNECT_MS };
-        let (wait_for_ready, deadline_to_connect) = (self.must_succeed, true);
+        let (wait_for_ready, deadline_to_connect) = (self.waits, true);
         let op = PendingOp::new(Any::Star(Request { call: self.clone(), ledger: ledger.clone(), registers }));
         NewCall { method: method.into(), meta, payload, deadline_ms, wait_for_ready, deadline_to_connect, op }
     }
