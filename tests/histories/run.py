@@ -42,15 +42,28 @@ PROTOCOLS = ("grpc++", "star_server", "star_server_lite", "star_server" + STATE,
 SERVERS, WORKERS = 2, 2
 # After the last fault, each worker makes a step with each server within these seconds.
 RECOVERY_S = 90
+# Where copies and moves are made: whoever waits for the other process would wait for ever.
+NOT_WHILE_SERVING = ("standby.rs", "hand_over.rs", "copy.rs")
 KEEPALIVE = {"STARWIRE_UNIX": "off", "STARWIRE_KEEPALIVE": "after_ms=1000,timeout_ms=2000"}
 
 
-def faults(seed, seconds, only=(), moves=False):
+def has_fail_points():
+    """Whether the library was built with the feature fail-points."""
+    return fail_points()[0].encode() in Path(harness.library_path()).read_bytes()
+
+
+def fail_points(without=()):
+    """The names of all places where the product can be killed, but for those in these files."""
+    files = [path for folder in ("crates", "src") for path in (HERE.parents[1] / folder).rglob("*.rs") if path.name not in ("fail_points.rs", *without)]
+    return sorted({name for path in files for name in re.findall(r'fail_point!\(\s*"([^"]+)"', path.read_text())})
+
+
+def faults(seed, seconds, only=(), has_state=False):
     """Returns [(time, word, arguments, seconds that it lasts)]."""
     chance, found, now = random.Random(f"faults {seed}"), [], 4.0
     words = {"kill_server": 3, "kill_worker": 2, "stop_server": 3, "stop_worker": 2, "cut": 4, "delay": 2, "reset": 4, "no_descriptors": 1}
-    if moves:
-        words["move_server"] = 3
+    if has_state:
+        words |= {"full_disk": 2} if has_fail_points() else {"full_disk": 2, "move_server": 3}  # nobody starts a server again while another one waits for its state
     words = {word: weight for word, weight in words.items() if not only or word in only}
     while now < seconds - 6:
         word = chance.choices(list(words), list(words.values()))[0]
@@ -74,6 +87,8 @@ class History:
         state = {"STARWIRE_STATE": str(folder / "state"), "STARWIRE_STATE_MODE": mode, "STARWIRE_RECOVER_S": RECOVERY_S} if self.has_state else {}
         tasks = {"ps": SERVERS, "worker": WORKERS}
         self.cluster = harness.Cluster(runner, protocol.removesuffix(STATE).removesuffix(SYNC), tasks, environment={**KEEPALIVE, **state}, start=False)
+        self.points = fail_points(NOT_WHILE_SERVING) if has_fail_points() else ()
+        self.random, self.alive, self.down, self.armed = random.Random(f"points {seed}"), {}, set(), set()
         # Where each server is besides the address that everybody knows, its process there, and that process's environment.
         self.away = {}
         self.links = {}
@@ -95,9 +110,9 @@ class History:
         link = self.links[job, index, other, number] = proxy.Link(self.network, address)
         return link.address
 
-    def _begin(self, job, index):
+    def _begin(self, job, index, **more):
         spec, environment = self.away.get(index, (self.specs[job, index], {})) if job == "ps" else (self.specs[job, index], {})
-        return self.cluster.begin_start(job, index, spec=spec, **environment)
+        return self.cluster.begin_start(job, index, spec=spec, **environment, **more)
 
     def _work(self, worker):
         # A step may wait for a server that comes back.
@@ -138,18 +153,53 @@ class History:
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
         return lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
+    def full_disk(self, server, **_):
+        """No file of the server grows. Python ignores the signal that says so."""
+        pid = self.cluster["ps", server].pid
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, before[1]))
+        return lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
     def kill_server(self, server, **_):
-        kill = {"what": "kill", "server": server, "begin": time.monotonic()}
-        self.cluster["ps", server].kill()
-        kill["end"] = time.monotonic()
+        task = self.cluster["ps", server]
+        begin = time.monotonic() if task.poll() is None else self.alive[server]
+        task.kill()
+        return self._killed(server, begin)
+
+    def _killed(self, server, begin):
+        """Returns what starts it again."""
+        self.down.add(server)
+        kill = {"what": "kill", "server": server, "begin": begin, "end": time.monotonic()}
         if not self.has_state:
             self.events.append(kill)
         return lambda: self._restart(server, kill)
 
+    def _killed_themselves(self):
+        """Returns what starts those servers again that have died at a fail point."""
+        found = []
+        for server in set(range(SERVERS)) - self.down:
+            if self.cluster["ps", server].poll() is None:
+                self.alive[server] = time.monotonic()
+            else:
+                self.done.append("fail_point")
+                found.append(self._killed(server, self.alive[server]))
+        return found
+
     def _restart(self, server, kill):
         begun = time.monotonic()
-        task = self._begin("ps", server)
-        task.result(harness.START_TIMEOUT)
+        point = self.random.choice(self.points) if self.points else None
+        self.armed = self.armed | {server} if point else self.armed - {server}
+        task = self._begin("ps", server, FAIL_POINTS=f"{point}=kill@{self.random.choice([1, 2, 20])}" if point else "")
+        try:
+            task.result(harness.START_TIMEOUT)
+        except harness.TaskDied:
+            if not point:
+                raise
+            self.done.append("fail_point")
+            task = self._begin("ps", server)
+            task.result(harness.START_TIMEOUT)
+        self.alive[server] = time.monotonic()
+        self.down.discard(server)
         if self.has_state:
             kill["kept_until"] = kill["end"] if self.is_sync else -math.inf
             if not self.is_sync and (found := re.search(r"has its state back from .*, of flush \d+, which began ([\d.]+) s ago", task.full_log())):
@@ -201,6 +251,7 @@ class History:
                     undo[:] = [entry for entry in undo if entry[0] > now]
                     for _, function in due:
                         self._undo(function)
+                    undo += [(now + self.random.uniform(0, 2), function) for function in self._killed_themselves()]
                     time.sleep(0.02)
                 gone = {key for key, task in self.cluster.tasks.items() if task.poll() is not None}
                 if word is None or ("ps", arguments["server"]) in gone or ("worker", max(arguments["worker"], 1)) in gone:
@@ -209,6 +260,9 @@ class History:
                 ends = getattr(self, word)(**arguments)
                 if ends is not None:
                     undo.append((time.monotonic() - begun + lasts, ends))
+        self.points = ()
+        for server in sorted(self.armed):
+            self.kill_server(server)()
         calm = time.monotonic()
         wrong += self._recovers(calm)
         (self.folder / "end").touch()
@@ -270,7 +324,7 @@ class History:
 
     def _failed(self):
         """Where servers keep their state and nothing else happens than that they die, no step fails that consists of star calls."""
-        if not self.has_state or set(self.done) - {"kill_server", "move_server"}:
+        if not self.has_state or set(self.done) - {"kill_server", "move_server", "fail_point", "full_disk"}:
             return []
         events = self.recorded()
         begun = max(event["end"] for event in events if event["what"] == "init" and event["ok"])

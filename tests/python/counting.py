@@ -49,6 +49,14 @@ def count(seconds):
     return steps, longest
 
 
+def count_until(path):
+    """Steps until the file is there. Returns how many."""
+    steps = 0
+    while not Path(path).exists():
+        steps += count(0.05)[0]
+    return steps
+
+
 def counted():
     """By server: the counter, and the sum of the table."""
     sess, _, _, counts = state["counting"]

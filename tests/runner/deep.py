@@ -40,6 +40,7 @@ def jobs(s):
         quick.Job("fuzz-kept", f"{s.library} && {s.python} tests/fuzz_graphs/kept.py --seed $RANDOM --seconds 300", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
         quick.Job("fuzz-functions", f"{fuzz} --only functions", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
         quick.Job("histories", histories, needs=("plugin", "packages"), cores=1, memory=6, limit=1800, expected=330),
+        s.fail_points(histories),
         quick.Job("proto", f"{s.make} proto && git diff --exit-code crates/engine/src/control/generated", needs=("tools",), expected=60),
         quick.Job("simulate", f"STARWIRE_SIM_SEEDS=1000 {s.cargo} test --test sim every_seed && {s.make} simulate SECONDS=120", needs=("core",), limit=1800, expected=350),
         quick.Job("fuzz", f"{s.make} fuzz FUZZ_SECONDS=30", needs=("plugin", "packages"), cores=2, memory=6, limit=1800, expected=420),

@@ -73,6 +73,14 @@ class Settings:
         environment = {"STARWIRE_SWARM": str(ROOT / "target/debug/swarm"), **(environment or {})}
         return self.pytest(name, "tests/swarm", arguments, cores=0.6, needs=("core", "plugin", "packages"), expected=60, environment=environment)
 
+    def fail_points(self, histories):
+        """A server is killed at each fail point in turn, then at random ones, in a library of its own."""
+        library = f'library="$({self.make} fail-points)" && export STARWIRE_LIBRARY="$PWD/$library"'
+        job = self.pytest("fail-points", "tests/histories/fail_points.py", needs=("plugin", "core", "packages"), cores=2, memory=6, limit=2400, expected=600)
+        protocols = "--protocols star_server+state,star_server_lite+sync"
+        job.command = f"{library} && {job.command.replace(self.library, 'true')} && {histories.replace(self.library, 'true')} {protocols}"
+        return job
+
     def with_proof(self, kind, name, **options):
         """Tests that also run with TLS on all connections, or with a secret."""
         environment = {"STARWIRE_TEST_PROOF": kind, **options.pop("environment", {})}
