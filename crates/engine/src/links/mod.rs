@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use crate::admission::Listener;
 use crate::api::{Host, Level, OutPayload, PendingOp};
 use crate::command::{Meta, NewCall, NewRecv, Request, StarCommand};
+use crate::config::Config;
 use crate::keys::NumberMap;
 use crate::metrics::{Recorder, State};
 use crate::peers::{Stage, Waiting};
@@ -362,9 +363,9 @@ impl<H: Host> Links<H> {
 
     /// The handshake with this peer is done.
     fn became_ready(&mut self, key: u64, peer: PeerInfo) {
+        let to = if self.is_own_address(&peer.moved_to) { String::new() } else { peer.moved_to.clone() };
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let incarnation = peer.incarnation;
-        let to = peer.moved_to.clone();
         conn.entry.set_peer(&peer.task);
         conn.entry.set_state(State::Ready);
         if matches!(conn.side, Side::Server) {
@@ -397,6 +398,14 @@ impl<H: Host> Links<H> {
                 self.events.push_back(LinkEvent::Ready { channel, key, incarnation });
             }
         }
+    }
+
+    /// Another process of this task says that it has moved here: this one takes over from it, and may not know yet that
+    /// it has.
+    fn is_own_address(&self, address: &str) -> bool {
+        let Config { identity, .. } = &self.shared.config;
+        let own = || self.shared.config.data_address(&identity.task, &identity.grpc_address);
+        !address.is_empty() && own().is_ok_and(|own| own.address().to_string() == address)
     }
 
     /// Goes on to receive, after TLS records that have arrived were opened.

@@ -4,12 +4,14 @@ use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use starwire_engine::config::{Identity, MapEnv};
+use starwire_marks::fail_points::observe;
 use starwire_protocol::code;
 use starwire_protocol::star::{
     CALL, CallHead, CallId, END, EndHead, Keep, LAST, PlanHash, REGISTER, REPLY_BYTES, RegisterHead, ReplyHead, TRACE,
@@ -440,7 +442,8 @@ fn a_state_is_for_processes_of_its_task_and_whoever_comes_later_is_sent_on() {
 
     let vars = MapEnv::new("/nonexistent").set("STARWIRE_STATE", other.0.to_str().unwrap());
     let vars = vars.set("STARWIRE_STATE_FROM", format!("move={}", pair.ps.address()));
-    let takes_over = |address: &str| {
+    let (said, lines) = std::sync::mpsc::channel();
+    let takes_over = move |address: &str| {
         let identity = Identity {
             protocol: "star_server".parse().unwrap(),
             job: "ps".into(),
@@ -450,16 +453,28 @@ fn a_state_is_for_processes_of_its_task_and_whoever_comes_later_is_sent_on() {
             cpus_allowed: 2,
             grpc_gives_way: true,
         };
-        starwire_engine::take_over(&vars, identity, Arc::new(|_, _| {}))
+        let said = said.clone();
+        starwire_engine::take_over(&vars, identity, Arc::new(move |_, line| drop(said.send(line.to_owned()))))
     };
     let refused = takes_over("127.0.0.1:0").unwrap_err().to_string();
     assert!(refused.contains("127.0.0.1:0, this server's address in the ClusterSpec, has no port"), "{refused}");
+    // It dies, and comes back, when the state is its own, and it does not know yet.
+    observe(Some(Box::new(|point| assert_ne!(point, "the state is this process's, and its folder does not say so"))));
+    let died = catch_unwind(AssertUnwindSafe(|| takes_over("127.0.0.1:2")));
+    observe(None);
+    assert!(died.is_err());
     takes_over("127.0.0.1:2").unwrap();
     // A client that does not go where WELCOME leads.
     let mut wire = Wire::to(&pair.ps);
     wire.call("update", 1, 0);
     wire.gets(code::UNAVAILABLE, "starwire: another process has this task now");
     assert_eq!(pair.ps.seen.kernels.updates.load(Relaxed), 0);
+    // Its disk is lost, and with it what it has written since. The thread waits until the test ends.
+    fs::remove_dir_all(&other.0).unwrap();
+    std::thread::spawn(move || takes_over("127.0.0.1:2"));
+    let is_refused =
+        |line: String| line.contains("the state has moved to 127.0.0.1:2: what is left of it here is older");
+    eventually("it is refused", || lines.try_iter().any(is_refused));
 }
 
 #[test]

@@ -26,7 +26,14 @@ impl State {
     ) -> Result<Option<CopyReply>, StarFailure> {
         let failed = |error: StateError| StarFailure::new(code::INTERNAL, format!("starwire: {error}"));
         match request {
-            StateRequest::Begin => self.copies.begin(ticket, &self.folder).map(Some).map_err(failed),
+            StateRequest::Begin => match self.copies.take_over() {
+                TakeOver::Done { address, .. } => {
+                    let message =
+                        format!("starwire: the state has moved to {address}: what is left of it here is older");
+                    Err(StarFailure::new(code::FAILED_PRECONDITION, message))
+                }
+                _ => self.copies.begin(ticket, &self.folder).map(Some).map_err(failed),
+            },
             StateRequest::Resume { position, crc } => {
                 self.copies.resume(ticket, &self.folder, *position, *crc).map(Some).map_err(failed)
             }
