@@ -1,5 +1,7 @@
 #include "cc/worker/peer_sessions.h"
 
+#include <iterator>
+
 namespace starwire {
 
 void PeerSessions::SetIdleLimit(std::chrono::seconds patience) {
@@ -92,7 +94,14 @@ void PeerSessions::SessionCreated(uint64_t conn, const std::string& session) {
 
 void PeerSessions::SessionDeleted(uint64_t conn, const std::string& session) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (Entry* entry = Of(conn)) entry->registered.sessions.erase(session);
+  Entry* entry = Of(conn);
+  if (entry == nullptr) return;
+  entry->registered.sessions.erase(session);
+  // TensorFlow deletes the graphs of a worker session with it; no master deregisters them.
+  Graphs* graphs = &entry->registered.graphs;
+  for (auto graph = graphs->begin(); graph != graphs->end();) {
+    graph = graph->second == std::make_pair(session, true) ? graphs->erase(graph) : std::next(graph);
+  }
 }
 
 }  // namespace starwire

@@ -99,6 +99,9 @@ class OneCall {
     into_ = true;
   }
 
+  // Called instead of the completion if the connection is lost, so that nobody knows whether the request has run.
+  void IfLost(StatusCallback again) { if_lost_ = std::move(again); }
+
   // Owns itself from here on.
   void Start(Method method, const MessageLite& request, uint32_t flags) {
     // After a graph has run, a master only records that and decrements a counter.
@@ -171,6 +174,7 @@ class OneCall {
     if (call->waits_ && result->from_peer == 0 && result->code == kDeadlineExceeded) {
       call->status_ = MakeStatus(kUnavailable, StatusMessage(call->status_));
     }
+    call->lost_ = result->lost != 0;
     const bool brief = call->brief_ && call->status_.ok() && call->size_ <= kBriefBytes;
     CompletionBatch::Add([call] { call->Finish(); },
                          brief ? CompletionBatch::Kind::kBrief : CompletionBatch::Kind::kAny);
@@ -195,7 +199,7 @@ class OneCall {
       if (!parsed.ok()) status_ = MakeStatus(StatusNumber(parsed), StatusMessage(parsed) + " (from " + target_ + ")");
     }
     body_.reset();
-    done_(status_);
+    (lost_ && if_lost_ != nullptr ? if_lost_ : done_)(status_);
     delete this;
   }
 
@@ -209,6 +213,7 @@ class OneCall {
   const std::string target_;
   const Parser parse_;
   const StatusCallback done_;
+  StatusCallback if_lost_;
   CallOptions* const opts_;
   std::shared_ptr<Cancellation> cancellation_;  // null if the call cannot be cancelled
   // Bigger replies carry tensors that have to be decoded.
@@ -221,8 +226,40 @@ class OneCall {
   size_t expected_ = 0;
   bool brief_ = false;
   bool waits_ = false;
+  bool lost_ = false;
   Status status_;
 };
+
+// As often as a star call.
+constexpr int kMaxAttempts = 10;
+
+// A request that does no harm if it is made twice, which is sent again if its connection is lost.
+struct RepeatableCall {
+  std::shared_ptr<Channel> channel;
+  std::string target;
+  Method method;
+  std::shared_ptr<const MessageLite> request;
+  Parser parse;
+  StatusCallback done;
+  uint32_t flags;
+};
+
+// `lost`: how the first connection was lost.
+void Attempt(const std::shared_ptr<const RepeatableCall>& call, int attempts, const Status& lost) {
+  StatusCallback done = [call, lost](const Status& status) {
+    // That there is no new connection says less than how the last one was lost.
+    call->done(StatusNumber(status) == kUnavailable && !lost.ok() ? lost : status);
+  };
+  auto* attempt = new OneCall(call->channel, call->target, call->parse, std::move(done), nullptr);
+  if (attempts > 1) {
+    attempt->IfLost([call, attempts, lost](const Status& now) { Attempt(call, attempts - 1, lost.ok() ? now : lost); });
+  }
+  attempt->Start(call->method, *call->request, call->flags);
+}
+
+void CallRepeatedly(RepeatableCall call) {
+  Attempt(std::make_shared<const RepeatableCall>(std::move(call)), kMaxAttempts, OkStatus());
+}
 
 Parser ParseInto(MessageLite* response) {
   return [response](sw_bytes reply) {
@@ -245,10 +282,9 @@ Parser ParseInto(tensorflow::RunGraphResponse* response) {
 }  // namespace
 
 void CallTask(const std::shared_ptr<Channel>& channel, const std::string& task, Method method,
-              const MessageLite& request, StatusCallback done) {
-  (new OneCall(
-       channel, task, [](sw_bytes) { return OkStatus(); }, std::move(done), nullptr))
-      ->Start(method, request, kWaitToConnect);
+              std::shared_ptr<const MessageLite> request, StatusCallback done) {
+  const Parser parse = [](sw_bytes) { return OkStatus(); };
+  CallRepeatedly({channel, task, method, std::move(request), parse, std::move(done), kWaitToConnect});
 }
 
 // Graphs that a server forgets when it is restarted, although it has its variables back: they are registered again.
@@ -272,7 +308,15 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
       }
       done(status);
     };
-    RegisterInSession(kept, response, std::move(keep));
+    RegisterInSession(kept, response, std::move(keep), kMaxRestarts);
+  }
+
+  void ForgetSession(const std::string& session) {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto first = graphs_.lower_bound({session, ""});
+    auto end = first;
+    while (end != graphs_.end() && end->first.first == session) ++end;
+    graphs_.erase(first, end);
   }
 
   // Returns the handle that the server knows.
@@ -293,18 +337,12 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
       Start(Method::kRunGraph, request, ParseInto(response), std::move(done), opts, 0);
       return;
     }
-    StatusCallback heal = [self = shared_from_this(), opts, &request, response, graph,
-                           done = std::move(done)](const Status& status) {
-      if (IsSessionForgotten(status) || IsGraphForgotten(status)) {
-        self->RunAgain(opts, request, response, graph, done);
-      } else {
-        done(status);
-      }
-    };
-    RunAs(graph.handle, opts, request, response, std::move(heal));
+    RunAs(graph, opts, request, response, std::move(done), kMaxRestarts);
   }
 
  private:
+  // While one request is made.
+  static constexpr int kMaxRestarts = 10;
   // The session, and the graph's handle that the master knows. Each session numbers its graphs from one.
   using Key = std::pair<std::string, std::string>;
   struct Graph {
@@ -318,24 +356,33 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
     return found == graphs_.end() ? Graph() : found->second;
   }
 
+  // `restarts`: of the server, at most so many.
   template <typename Response>
-  void RunAs(const std::string& handle, CallOptions* opts, const tensorflow::RunGraphRequest& request,
-             Response* response, StatusCallback done) {
-    if (handle == request.graph_handle()) {
-      Start(Method::kRunGraph, request, ParseInto(response), std::move(done), opts);
+  void RunAs(const Graph& graph, CallOptions* opts, const tensorflow::RunGraphRequest& request, Response* response,
+             StatusCallback done, int restarts) {
+    StatusCallback heal = [self = shared_from_this(), graph, opts, &request, response, done = std::move(done),
+                           restarts](const Status& status) {
+      if (restarts > 0 && (IsSessionForgotten(status) || IsGraphForgotten(status))) {
+        self->RunAgain(graph, opts, request, response, done, restarts - 1);
+      } else {
+        done(status);
+      }
+    };
+    if (graph.handle == request.graph_handle()) {
+      Start(Method::kRunGraph, request, ParseInto(response), std::move(heal), opts);
       return;
     }
     tensorflow::RunGraphRequest renamed = request;
-    renamed.set_graph_handle(handle);
-    Start(Method::kRunGraph, renamed, ParseInto(response), std::move(done), opts);
+    renamed.set_graph_handle(graph.handle);
+    Start(Method::kRunGraph, renamed, ParseInto(response), std::move(heal), opts);
   }
 
   template <typename Response>
-  void RunAgain(CallOptions* opts, const tensorflow::RunGraphRequest& request, Response* response, const Graph& graph,
-                StatusCallback done) {
+  void RunAgain(const Graph& graph, CallOptions* opts, const tensorflow::RunGraphRequest& request, Response* response,
+                StatusCallback done, int restarts) {
     auto registered = std::make_shared<tensorflow::RegisterGraphResponse>();
-    StatusCallback run = [self = shared_from_this(), opts, &request, response, registered,
-                          done = std::move(done)](const Status& status) {
+    StatusCallback run = [self = shared_from_this(), graph, opts, &request, response, registered,
+                          done = std::move(done), restarts](const Status& status) {
       if (!status.ok()) return done(status);
       const std::string& handle = registered->graph_handle();
       {
@@ -343,23 +390,25 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
         const auto found = self->graphs_.find({request.session_handle(), request.graph_handle()});
         if (found != self->graphs_.end()) found->second.handle = handle;
       }
-      self->RunAs(handle, opts, request, response, done);
+      self->RunAs({graph.request, handle}, opts, request, response, done, restarts);
     };
-    RegisterInSession(graph.request, registered.get(), std::move(run));
+    RegisterInSession(graph.request, registered.get(), std::move(run), restarts);
   }
 
   // Creates the session again if the server has forgotten it.
   void RegisterInSession(const std::shared_ptr<const tensorflow::RegisterGraphRequest>& request,
-                         tensorflow::RegisterGraphResponse* response, StatusCallback done) {
-    StatusCallback heal = [self = shared_from_this(), request, response, done = std::move(done)](const Status& status) {
-      if (!IsSessionForgotten(status)) return done(status);
+                         tensorflow::RegisterGraphResponse* response, StatusCallback done, int restarts) {
+    StatusCallback heal = [self = shared_from_this(), request, response, done = std::move(done),
+                           restarts](const Status& status) {
+      if (restarts == 0 || !IsSessionForgotten(status)) return done(status);
       CreateSessionAgain(self->target_, request->session_handle(), self->channel_, status,
-                         [self, request, response, done](const Status& created) {
+                         [self, request, response, done, restarts](const Status& created) {
                            if (!created.ok()) return done(created);
-                           self->Start(Method::kRegisterGraph, *request, ParseInto(response), done, nullptr);
+                           self->RegisterInSession(request, response, done, restarts - 1);
                          });
     };
-    Start(Method::kRegisterGraph, *request, ParseInto(response), std::move(heal), nullptr);
+    CallRepeatedly(
+        {channel_, target_, Method::kRegisterGraph, request, ParseInto(response), std::move(heal), kWaitToConnect});
   }
 
   // Waits for a server that is down, but sends nothing twice.
@@ -397,6 +446,13 @@ RemoteWorker::~RemoteWorker() = default;
 
 void RemoteWorker::GetStatusAsync(CallOptions* opts, const tensorflow::GetStatusRequest* request,
                                   tensorflow::GetStatusResponse* response, bool fail_fast, StatusCallback done) {
+  // A session may begin while a server is on its way back.
+  if (graphs_ != nullptr && !fail_fast && opts == nullptr) {
+    auto kept = std::make_shared<const tensorflow::GetStatusRequest>(*request);
+    CallRepeatedly(
+        {channel_, target_, Method::kGetStatus, kept, ParseInto(response), std::move(done), SW_CALL_WAIT_FOR_READY});
+    return;
+  }
   STARWIRE_START(Method::kGetStatus, *request, ParseInto(response), done, opts, fail_fast ? 0 : SW_CALL_WAIT_FOR_READY);
 }
 
@@ -413,20 +469,26 @@ void RemoteWorker::GetStatusAsyncWithOptions(const tensorflow::GetStatusRequest*
 
 void RemoteWorker::CreateWorkerSessionAsync(const tensorflow::CreateWorkerSessionRequest* request,
                                             tensorflow::CreateWorkerSessionResponse* response, StatusCallback done) {
-  if (graphs_ != nullptr) {
-    done = [task = target_, kept = *request, done = std::move(done)](const Status& status) {
-      if (status.ok()) KeepSession(task, kept);
-      done(status);
-    };
+  if (graphs_ == nullptr) {
+    STARWIRE_START(Method::kCreateWorkerSession, *request, ParseInto(response), done, nullptr, 0);
+    return;
   }
-  // A session may begin while a server is on its way back.
-  const uint32_t flags = graphs_ == nullptr ? 0 : kWaitToConnect;
-  STARWIRE_START(Method::kCreateWorkerSession, *request, ParseInto(response), done, nullptr, flags);
+  // A server that has the session already leaves it as it is.
+  auto kept = std::make_shared<const tensorflow::CreateWorkerSessionRequest>(*request);
+  StatusCallback keep = [task = target_, kept, done = std::move(done)](const Status& status) {
+    if (status.ok()) KeepSession(task, *kept);
+    done(status);
+  };
+  CallRepeatedly(
+      {channel_, target_, Method::kCreateWorkerSession, kept, ParseInto(response), std::move(keep), kWaitToConnect});
 }
 
 void RemoteWorker::DeleteWorkerSessionAsync(CallOptions* opts, const tensorflow::DeleteWorkerSessionRequest* request,
                                             tensorflow::DeleteWorkerSessionResponse* response, StatusCallback done) {
-  if (graphs_ != nullptr) DropSession(target_, request->session_handle());
+  if (graphs_ != nullptr) {
+    DropSession(target_, request->session_handle());
+    graphs_->ForgetSession(request->session_handle());
+  }
   STARWIRE_START(Method::kDeleteWorkerSession, *request, ParseInto(response), done, opts, 0);
 }
 

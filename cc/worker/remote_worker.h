@@ -14,9 +14,10 @@
 
 namespace starwire {
 
-// Calls a method whose reply does not matter. Waits for a task that is down, at most RecoverMs().
+// Calls a method whose reply does not matter, and which may run twice. Waits for a task that is down, at most
+// RecoverMs().
 void CallTask(const std::shared_ptr<Channel>& channel, const std::string& task, Method method,
-              const tensorflow::protobuf::MessageLite& request, tensorflow::StatusCallback done);
+              std::shared_ptr<const tensorflow::protobuf::MessageLite> request, tensorflow::StatusCallback done);
 
 // The rendezvous finds its channel by casting the result of WorkerCacheInterface::GetOrCreateWorker() to this class. A
 // call keeps its own reference to the channel: the worker may be released while calls are in progress.

@@ -100,7 +100,7 @@ void CreateSessionAgain(const std::string& task, const std::string& handle, cons
   if (request == nullptr) {
     done(status);
   } else if (is_first) {
-    CallTask(channel, task, Method::kCreateWorkerSession, *request,
+    CallTask(channel, task, Method::kCreateWorkerSession, request,
              [task, handle](const Status& created) { Created(task, handle, created); });
   }
 }

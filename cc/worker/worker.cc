@@ -1,6 +1,7 @@
 #include "cc/worker/worker.h"
 
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -98,7 +99,7 @@ void StarwireWorker::RunGraphAsync(tensorflow::CallOptions* opts, tensorflow::Ru
 std::function<void()> StarwireWorker::ChangesOf(const std::string& graph_handle) {
   std::lock_guard<std::mutex> lock(mu_);
   const auto found = changes_.find(graph_handle);
-  return found == changes_.end() ? nullptr : found->second;
+  return found == changes_.end() ? nullptr : found->second.changed;
 }
 
 bool StarwireWorker::IsOwnHandle(std::string* graph_handle) const {
@@ -119,11 +120,12 @@ void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* 
   if (observer != nullptr && observer->KeepsState()) {
     std::function<void()> changes = observer->ChangesOf(request->graph_def());
     // Each session numbers its graphs from one, and so does a session that is created again in the next process.
-    done = [this, response, changes = std::move(changes), done = std::move(done)](const Status& status) {
+    done = [this, response, session = request->session_handle(), changes = std::move(changes),
+            done = std::move(done)](const Status& status) {
       if (status.ok()) {
         response->mutable_graph_handle()->append(process_ + std::to_string(registered_.fetch_add(1)));
         std::lock_guard<std::mutex> lock(mu_);
-        if (changes != nullptr) changes_.emplace(response->graph_handle(), changes);
+        if (changes != nullptr) changes_[response->graph_handle()] = {session, changes};
       }
       done(status);
     };
@@ -174,6 +176,13 @@ void StarwireWorker::DeleteWorkerSessionAsync(tensorflow::CallOptions* opts,
                                               const tensorflow::DeleteWorkerSessionRequest* request,
                                               tensorflow::DeleteWorkerSessionResponse* response, StatusCallback done) {
   if (const auto observer = Observer()) observer->SessionClosed(request->session_handle());
+  {
+    // Its graphs go with it; no master deregisters them.
+    std::lock_guard<std::mutex> lock(mu_);
+    for (auto graph = changes_.begin(); graph != changes_.end();) {
+      graph = graph->second.session == request->session_handle() ? changes_.erase(graph) : std::next(graph);
+    }
+  }
   GrpcWorker::DeleteWorkerSessionAsync(opts, request, response, std::move(done));
 }
 

@@ -56,7 +56,7 @@ class StarwireWorker : public tensorflow::GrpcWorker {
 
  private:
   std::shared_ptr<SessionObserver> Observer();
-  // See SessionObserver.
+  // See SessionObserver. Null: the graph changes nothing.
   std::function<void()> ChangesOf(const std::string& graph_handle);
   // Takes off what RegisterGraphAsync has added. False: this process has not given the handle out.
   bool IsOwnHandle(std::string* graph_handle) const;
@@ -67,7 +67,11 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   std::mutex mu_;
   std::weak_ptr<SessionObserver> observer_;
   std::shared_ptr<ServerQueues> queues_;
-  std::unordered_map<std::string, std::function<void()>> changes_;  // by graph handle
+  struct Changes {
+    std::string session;
+    std::function<void()> changed;  // a graph has run, which changes something
+  };
+  std::unordered_map<std::string, Changes> changes_;  // by graph handle
   const std::string process_;
   std::atomic<uint64_t> registered_{0};
 };

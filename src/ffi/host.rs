@@ -13,6 +13,7 @@ use super::types::{
 use starwire_engine::{
     Buffers, ForeignMemory, Host, IncomingCall, Level, Op, OutPayload, PendingOp, Piece, RecvRequest, Ticket,
 };
+use starwire_marks::fail_point;
 use starwire_protocol::{Failure, Outcome, code};
 
 pub type CEngine = starwire_engine::Engine<CHost>;
@@ -114,6 +115,7 @@ impl Host for CHost {
 
     fn call(&self, call: IncomingCall) {
         let Some(on_call) = self.handlers.on_call else { return };
+        fail_point!("a worker method is read, and does not run yet");
         let (meta, parts) = (sw_bytes::of(call.body.meta()), call.body.pieces());
         // They lie in the body, which stays where it is until sw_body_free.
         let (parts, n_parts) = (parts.as_ptr().cast(), parts.len());

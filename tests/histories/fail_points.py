@@ -17,17 +17,7 @@ LARGE = 4 << 20  # numbers of a variable whose answer does not fit into a socket
 
 
 def visit(target, is_first=False):
-    """A session that reads a large variable, and is closed. One that the server's end met while it was being set up is opened again."""
-    until = time.monotonic() + 60
-    while True:
-        try:
-            return read_once(target, is_first)
-        except tf.errors.UnavailableError:
-            if time.monotonic() > until:
-                raise
-
-
-def read_once(target, is_first):
+    """A session that reads a large variable, and is closed."""
     graph = tf.Graph()
     with graph.as_default():
         with tf.device("/job:ps/task:0"):

@@ -1,4 +1,4 @@
-"""A worker that counts its steps on a parameter server, in variables of both kinds."""
+"""Workers that use a parameter server while their connections are lost: one counts its steps, in variables of both kinds; one opens sessions."""
 
 from pathlib import Path
 
@@ -40,3 +40,24 @@ def count(target, steps, folder):
                 return failed, [float(value.flat[0]) for value in one().Session(target).run(reads)]
             except tf.errors.UnavailableError:
                 pass  # a last connection was lost
+
+
+def open_sessions(target, number, folder):
+    """Returns the errors of the sessions that failed, and what the others have read. While there is a file `steps` in the folder, connections may be lost."""
+    with tf.Graph().as_default():
+        with one().device("/job:ps/task:0"):
+            variable = one().get_variable("opened", initializer=[1.0] * SIZE, use_resource=True)
+        with one().device("/job:worker/task:0"):
+            total = tf.reduce_sum(variable)
+        with one().Session(target) as first:
+            first.run(variable.initializer)
+        begun, failed, found = Path(folder, "steps"), [], []
+        begun.touch()
+        for _ in range(number):
+            try:
+                with one().Session(target) as session:
+                    found.append(float(session.run(total)))
+            except tf.errors.UnavailableError as error:
+                failed.append(str(error))
+        begun.unlink()
+        return failed, found

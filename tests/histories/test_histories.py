@@ -214,3 +214,29 @@ def test_lost_connections_fail_no_step_of_star_calls(proof, monkeypatch, tmp_pat
         # As text: pytest shortens everything else.
         assert protocol == "grpc++" or counts == [STEPS] * 4, f"{protocol}: {counts}, {failed}"
     assert failed.pop("grpc++", True) and not any(failed.values()), f"{failed}"
+
+
+SESSIONS = 60
+
+
+def test_lost_connections_fail_no_session_that_is_being_opened(tmp_path):
+    """If servers may come back, a session waits for one, also if that ends while the session is set up."""
+    runner, network = cluster.Runner(), proxy.Network()
+    settings = {"STARWIRE_UNIX": "off", "STARWIRE_RECOVER_S": 60}
+    made = cluster.Cluster(runner, "star_server", {"ps": 1, "worker": 1}, environment=settings, start=False)
+    try:
+        link = proxy.Link(network, made.spec["ps"][0])
+        tasks = [made.begin_start("ps", 0), made.begin_start("worker", 0, spec={**made.spec, "ps": [link.address]})]
+        for task in tasks:
+            task.result(cluster.START_TIMEOUT)
+        tasks[1].begin(lost_connections.open_sessions, made.target("worker", 0), SESSIONS, str(tmp_path))
+        while not tasks[1].ready(0.03):
+            if (tmp_path / "steps").exists():
+                link.reset()
+        failed, found = tasks[1].result()
+        assert not failed, failed
+        assert found == [float(lost_connections.SIZE)] * SESSIONS
+    finally:
+        made.close()
+        runner.close()
+        network.close()

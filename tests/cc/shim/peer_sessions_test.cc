@@ -89,6 +89,19 @@ TEST_F(PeerSessionsTest, WhoeverIsGoneForLongIsLost) {
       << "whoever is connected keeps its sessions";
 }
 
+TEST_F(PeerSessionsTest, TheGraphsOfAWorkerSessionGoWithIt) {
+  peer_sessions_.PeerConnected(1, kTask, 100);
+  peer_sessions_.SessionCreated(1, "s");
+  peer_sessions_.GraphRegistered(1, "its own", "s", true);
+  peer_sessions_.GraphRegistered(1, "another's", "t", true);
+  peer_sessions_.GraphRegistered(1, "of all", "s", false);
+  peer_sessions_.SessionDeleted(1, "s");
+  peer_sessions_.PeerConnected(2, kTask, 200);
+  peer_sessions_.PeerDisconnected(1);
+  EXPECT_EQ(dropped_, (std::vector<std::string>{std::string(kTask) + " graph another's",
+                                                std::string(kTask) + " graph of all", "it is back"}));
+}
+
 TEST_F(PeerSessionsTest, EventsOfUnknownPeersAreIgnored) {
   peer_sessions_.GraphRegistered(9, "g", "", false);
   peer_sessions_.GraphDeregistered(9, "g");

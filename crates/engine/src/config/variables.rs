@@ -153,7 +153,7 @@ variables! {
     STATE_FROM: Optional<Parsed<StateFrom>> = "STARWIRE_STATE_FROM", Optional(FROM), Unset(""), ParameterServers,
         "Another process of this task, at this address, whose state the server takes over before it begins to serve ([elastic.md](elastic.md#servers-that-move)): `move`, as soon as it has copied it; `standby`, when that process stops, or has ended.";
     RECOVER_S: Number<u64> = "STARWIRE_RECOVER_S", Number(0..=3600), Is("0"), Masters,
-        "Seconds for which a star call waits for a parameter server that is down ([elastic.md](elastic.md#servers-that-come-back)). 0: a call that has lost its connection waits 10 s, any other one fails at once.";
+        "Seconds for which a star call, or a session that is opened, waits for a parameter server that is down ([elastic.md](elastic.md#servers-that-come-back)). 0: a call that has lost its connection waits 10 s, any other one fails at once.";
     STAR_SPLIT_BYTES: Optional<Bytes> = "STARWIRE_STAR_SPLIT_BYTES", Optional(Bytes(0..=1 << 40)), Unset("measured when a graph is planned: `32K` to `1M`"), Masters,
         "A star call that would carry at least twice this many bytes is split into parts of about this size, where the parts are independent ([star_server.md](star_server.md)). 0: never.";
     TENSOR_FUSE: Optional<Flag> = "STARWIRE_TENSOR_FUSE", Optional(Flag), Unset("`true` for functions of a star protocol's servers, else `false`"), Masters,
