@@ -434,6 +434,47 @@ fn only_the_table_of_variables_reads_the_environment() {
     assert_eq!(readers, allowed);
 }
 
+/// A clock that jumps changes no decision: waits and limits are of the monotonic clock.
+#[test]
+fn the_wall_clock_is_read_for_logs_names_and_certificates_only() {
+    const ALLOWED: [&str; 13] = [
+        // How long planning took.
+        "cc/fuse/pass.cc",
+        "cc/star/pass.cc",
+        // Where the numbers in names of nodes begin.
+        "cc/graph/names.cc",
+        // Times of transfers in the timelines of TensorFlow.
+        "cc/rendezvous/recv_call.cc",
+        "cc/rendezvous/recv_service.cc",
+        "cc/worker/remote_worker.cc",
+        "cc/worker/worker.cc",
+        // The age of a state, for whoever reads the log.
+        "crates/engine/src/star/state.rs",
+        "crates/starctl/src/state.rs",
+        "crates/state/src/store.rs",
+        // Whether a certificate is valid.
+        "crates/engine/src/tls/credentials.rs",
+        // The first seed of a simulation without an end.
+        "crates/engine/src/simulation/mod.rs",
+        // The number of a run.
+        "crates/starctl/src/bench.rs",
+    ];
+    let reads = |text: &str| {
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("use "));
+        let calls =
+            ["SystemTime::now", "UnixTime::now", "UNIX_EPOCH.elapsed", "system_clock", "NowMicros", "NowSeconds"];
+        let others = ["gettimeofday", "CLOCK_REALTIME", "absl::Now", "time(nullptr", "time.time(", "datetime"];
+        code.into_iter().any(|line| calls.iter().chain(&others).any(|call| line.contains(call)))
+    };
+    let sources = product_sources();
+    let mut readers: Vec<&str> =
+        sources.iter().filter(|(_, text)| reads(text)).map(|(path, _)| path.as_str()).collect();
+    let mut allowed = ALLOWED.to_vec();
+    readers.sort_unstable();
+    allowed.sort_unstable();
+    assert_eq!(readers, allowed);
+}
+
 /// Other processes may read this one's memory if the kernel allows that anyway.
 #[test]
 fn no_protection_of_a_process_is_relaxed() {

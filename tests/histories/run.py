@@ -61,7 +61,7 @@ def fail_points(without=()):
 def faults(seed, seconds, only=(), has_state=False):
     """Returns [(time, word, arguments, seconds that it lasts)]."""
     chance, found, now = random.Random(f"faults {seed}"), [], 4.0
-    words = {"kill_server": 3, "kill_worker": 2, "stop_server": 3, "stop_worker": 2, "cut": 4, "delay": 2, "reset": 4, "no_descriptors": 1}
+    words = {"kill_server": 3, "kill_worker": 2, "stop_server": 3, "stop_worker": 2, "cut": 4, "delay": 2, "reset": 4, "no_descriptors": 1, "short_memory": 1}
     if has_state:
         words |= {"full_disk": 2} if has_fail_points() else {"full_disk": 2, "move_server": 3}  # nobody starts a server again while another one waits for its state
     words = {word: weight for word, weight in words.items() if not only or word in only}
@@ -88,7 +88,8 @@ class History:
         tasks = {"ps": SERVERS, "worker": WORKERS}
         self.cluster = harness.Cluster(runner, protocol.removesuffix(STATE).removesuffix(SYNC), tasks, environment={**KEEPALIVE, **state}, start=False)
         self.points = fail_points(NOT_WHILE_SERVING) if has_fail_points() else ()
-        self.random, self.alive, self.down, self.armed = random.Random(f"points {seed}"), {}, set(), set()
+        self.random, self.alive, self.down = random.Random(f"points {seed}"), {}, set()
+        self.armed, self.starved = set(), set()  # servers that may end by themselves: at a fail point, or for lack of memory
         # Where each server is besides the address that everybody knows, its process there, and that process's environment.
         self.away = {}
         self.links = {}
@@ -96,7 +97,7 @@ class History:
         self.specs = {}
         for job, index in [("ps", n) for n in range(SERVERS)] + [("worker", n) for n in range(WORKERS)]:
             self.specs[job, index] = {other: [self._address(job, index, other, n) for n in range(len(real[other]))] for other in real}
-        self.events, self.done, self.summary, self.retired = [], [], {}, {}
+        self.events, self.done, self.wrong, self.summary, self.retired = [], [], [], {}, {}
         tasks = [self._begin(*key) for key in self.specs]
         for task in tasks:
             task.result(harness.START_TIMEOUT)
@@ -160,6 +161,20 @@ class History:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, before[1]))
         return lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
+    def short_memory(self, server, **_):
+        """The server gets little more memory than it has. TensorFlow may end the process for that, or fail the step."""
+        pid = self.cluster["ps", server].pid
+        before = resource.prlimit(pid, resource.RLIMIT_AS)
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+        resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + self.random.choice([0, 1 << 20, 16 << 20]), before[1]))
+        self.starved.add(server)
+
+        def undo():
+            resource.prlimit(pid, resource.RLIMIT_AS, before)
+            self.starved.discard(server)
+
+        return undo
+
     def kill_server(self, server, **_):
         task = self.cluster["ps", server]
         begin = time.monotonic() if task.poll() is None else self.alive[server]
@@ -174,28 +189,32 @@ class History:
             self.events.append(kill)
         return lambda: self._restart(server, kill)
 
-    def _killed_themselves(self):
-        """Returns what starts those servers again that have died at a fail point."""
+    def _died(self):
+        """Returns what starts those servers again that have ended by themselves."""
         found = []
         for server in set(range(SERVERS)) - self.down:
-            if self.cluster["ps", server].poll() is None:
+            task = self.cluster["ps", server]
+            if task.poll() is None:
                 self.alive[server] = time.monotonic()
-            else:
-                self.done.append("fail_point")
-                found.append(self._killed(server, self.alive[server]))
+                continue
+            self.done.append("died")
+            if server not in self.armed | self.starved:
+                self.wrong.append(f"server {server} has ended by itself with {task.poll()}: {task.full_log()[-1500:]}")
+            found.append(self._killed(server, self.alive[server]))
         return found
 
     def _restart(self, server, kill):
         begun = time.monotonic()
         point = self.random.choice(self.points) if self.points else None
         self.armed = self.armed | {server} if point else self.armed - {server}
+        self.starved.discard(server)
         task = self._begin("ps", server, FAIL_POINTS=f"{point}=kill@{self.random.choice([1, 2, 20])}" if point else "")
         try:
             task.result(harness.START_TIMEOUT)
         except harness.TaskDied:
             if not point:
                 raise
-            self.done.append("fail_point")
+            self.done.append("died")
             task = self._begin("ps", server)
             task.result(harness.START_TIMEOUT)
         self.alive[server] = time.monotonic()
@@ -241,7 +260,7 @@ class History:
 
     def run(self, plan, seconds):
         """Carries the faults out, waits until everybody makes steps again, and returns the violations."""
-        begun, wrong = time.monotonic(), []
+        begun, wrong = time.monotonic(), self.wrong
         undo = []  # (time, function)
         with contextlib.ExitStack() as last:
             last.callback(lambda: [self._undo(function) for _, function in undo])
@@ -251,7 +270,7 @@ class History:
                     undo[:] = [entry for entry in undo if entry[0] > now]
                     for _, function in due:
                         self._undo(function)
-                    undo += [(now + self.random.uniform(0, 2), function) for function in self._killed_themselves()]
+                    undo += [(now + self.random.uniform(0, 2), function) for function in self._died()]
                     time.sleep(0.02)
                 gone = {key for key, task in self.cluster.tasks.items() if task.poll() is not None}
                 if word is None or ("ps", arguments["server"]) in gone or ("worker", max(arguments["worker"], 1)) in gone:
@@ -324,7 +343,7 @@ class History:
 
     def _failed(self):
         """Where servers keep their state and nothing else happens than that they die, no step fails that consists of star calls."""
-        if not self.has_state or set(self.done) - {"kill_server", "move_server", "fail_point", "full_disk"}:
+        if not self.has_state or set(self.done) - {"kill_server", "move_server", "died", "full_disk"}:
             return []
         events = self.recorded()
         begun = max(event["end"] for event in events if event["what"] == "init" and event["ok"])

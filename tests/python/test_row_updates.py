@@ -76,9 +76,9 @@ def cases_of(op):
     return [(attrs, numbers, name) for attrs, numbers in UPDATES[op][2] for name, (_, ids) in SHAPES.items() if ids is not None or not numbers]
 
 
-def make(op, dtype, ids_dtype, use_resource, labelled, attrs, state):
-    """The update and its variables, with placeholders for whatever else it takes: {name: placeholder}."""
-    feeds = {name: one().placeholder(ids_dtype if name == "indices" else dtype) for name in UPDATES[op][1]}
+def make(op, dtype, ids_dtype, use_resource, labelled, attrs, state, **given):
+    """The update and its variables, with placeholders for whatever else it takes and is not given: {name: placeholder}."""
+    feeds = {name: given[name] if name in given else one().placeholder(ids_dtype if name == "indices" else dtype) for name in UPDATES[op][1]}
     tables = [one().Variable(value, use_resource=use_resource, name=f"table{at}", validate_shape=False) for at, value in enumerate(state)]
     graph = one().get_default_graph()
     refs = [table.handle if use_resource else table._ref() for table in tables]
@@ -195,6 +195,47 @@ def both_overlapping(*args):
     return [overlapping(labelled, *args) for labelled in (False, True)]
 
 
+FAR = 2**31 - 1  # a row that lies in nobody's memory
+
+
+def updates_while_ids_change(op):
+    """The numbers of updates that were made and refused while another step wrote the ids."""
+    import threading
+
+    import numpy as np
+
+    count = 50_000
+    with tf.Graph().as_default():
+        state = [np.ones((4, 4), np.float32)] * UPDATES[op][0]
+        ids = one().Variable(np.ones(count, np.int32), use_resource=False)
+        to_far, back = (change(ids, np.full(count, FAR - 1, np.int32)) for change in (one().assign_add, one().assign_sub))
+        update, tables, feeds = make(op, "float32", "int32", False, True, {}, state, indices=ids._ref())
+        rest = {"grad": np.ones((count, 4), np.float32), **{name: np.float32(number) for name, number in numbers_of(op).items()}}
+        made = refused = 0
+        with one().Session() as sess:
+            sess.run(one().global_variables_initializer())
+            is_over = threading.Event()
+
+            def write():
+                while not is_over.is_set():
+                    sess.run(to_far.op)
+                    sess.run(back.op)
+
+            writer = threading.Thread(target=write)
+            writer.start()
+            try:
+                while min(made, refused) < 100:
+                    try:
+                        sess.run(update, {feeds[name]: value for name, value in rest.items()})
+                        made += 1
+                    except tf.errors.InvalidArgumentError:
+                        refused += 1
+            finally:
+                is_over.set()
+                writer.join()
+            return made, refused
+
+
 # Tests. ---------------------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +320,12 @@ def test_a_variable_without_a_value_is_the_same_error(worker, op, use_resource):
 def test_overlapping_tables_have_the_same_bits(worker, op, use_resource):
     theirs, ours = worker.call(both_overlapping, op, use_resource, timeout=60)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("op", ["ScatterAdd", "SparseApplyAdagrad"])
+def test_ids_that_change_meanwhile_write_no_other_memory(worker, op):
+    made, refused = worker.call(updates_while_ids_change, op, timeout=120)
+    assert min(made, refused) >= 100
 
 
 USED = {"KerasMomentum": {"ResourceSparseApplyKerasMomentum"}, "Adagrad": {"SparseApplyAdagrad"}, "Momentum": {"SparseApplyMomentum"}, "GradientDescent": {"ScatterSub"}, "Ftrl": {"SparseApplyFtrl"}}

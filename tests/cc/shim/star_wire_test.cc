@@ -2,12 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -330,6 +332,40 @@ TEST(StarWire, IdsNeedNotBeAlignedForVectors) {
   ASSERT_TRUE(in.Finish(tensorflow::cpu_allocator(), &received).ok());
   ASSERT_EQ(received.size(), 1u);
   ExpectEqual(received[0].tensor, Ids({1, 2, 3, 4, 5, 6, 7, 8, 9}));
+}
+
+// As those of a reference variable, which another step writes meanwhile.
+TEST(StarWire, IdsThatChangeWhileTheyAreSentArriveAsNumbersThatTheyHad) {
+  constexpr Int64 kSmall = 7, kLarge = (Int64{1} << 40) + 9;
+  const Tensor ids = Ids(std::vector<int64_t>(64, kSmall));
+  std::atomic<bool> is_over(false);
+  std::thread writer([&] {
+    auto* numbers = reinterpret_cast<volatile Int64*>(const_cast<char*>(ids.tensor_data().data()));
+    while (!is_over.load()) {
+      for (const Int64 number : {kLarge, kSmall}) {
+        for (int i = 0; i < 64; ++i) numbers[i] = number;
+      }
+    }
+  });
+  Int64 wrong = kSmall;
+  for (int round = 0; round < 20000 && wrong == kSmall; ++round) {
+    const StarValue sent = ids;
+    std::vector<uint8_t> meta;
+    ValueEncoder out;
+    EXPECT_TRUE(out.Pack(&sent, 1, &meta).ok());
+    auto* body = new Body(out.Take());
+    ValueDecoder in;
+    std::vector<StarValue> received;
+    EXPECT_TRUE(in.Adopt(Bytes(meta), body->parts.data(), body->parts.size(), body, Body::Release).ok());
+    EXPECT_TRUE(in.Finish(tensorflow::cpu_allocator(), &received).ok());
+    const auto numbers = received.at(0).tensor.flat<Int64>();
+    for (int i = 0; i < 64; ++i) {
+      if (numbers(i) != kSmall && numbers(i) != kLarge) wrong = numbers(i);
+    }
+  }
+  is_over.store(true);
+  writer.join();
+  EXPECT_EQ(wrong, kSmall);
 }
 
 // Entries as a hostile peer may write them.

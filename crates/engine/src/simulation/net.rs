@@ -19,6 +19,8 @@ use starwire_net::transport::{IoPart, SocketAddress};
 
 /// Bytes on their way and in the kernels of a connection's two hosts, in each direction.
 const ROOM: usize = 256 << 10;
+/// Whose clients are no tasks.
+const OUTSIDE: usize = usize::MAX;
 /// The longest way of bytes while all is well.
 const LATENCY: Duration = Duration::from_millis(5);
 
@@ -154,6 +156,27 @@ impl Net {
         for at in [Some(at), self.ends[at].other].into_iter().flatten() {
             self.ends[at].reset_at.get_or_insert(now);
         }
+    }
+
+    /// A client that is no task sends these bytes to whoever listens at the address. Then it waits, or is gone.
+    pub fn send_as_client(&mut self, address: SocketAddr, bytes: Vec<u8>) {
+        let Some((driver, listener)) = self.listeners.get(&address).copied() else { return };
+        let fd = tcp::socket(address, &TcpOptions::default()).unwrap();
+        let (client, task) = (self.ends.len(), self.tasks[driver]);
+        // It reads all, or nothing.
+        let is_closed = self.below(2) == 0;
+        self.ends.push(End { task: OUTSIDE, other: Some(client + 1), is_closed, ..End::default() });
+        let at = self.add(End { task, other: Some(client), ..End::default() });
+        let when = self.arrival(OUTSIDE, task);
+        let later = when + Duration::from_millis(self.below(3000));
+        let (ends, resets) = (self.below(3) == 0, self.below(3) == 0);
+        let end = &mut self.ends[at];
+        end.arriving = bytes.len();
+        end.arrivals.extend((!bytes.is_empty()).then_some((when, bytes)));
+        end.ends_at = ends.then_some(later);
+        end.reset_at = resets.then_some(later);
+        self.by_inode.insert(inode(&fd), at);
+        self.accepted.push((driver, listener, fd));
     }
 
     fn is_open(&self, at: usize) -> bool {
@@ -472,8 +495,16 @@ impl Driver for SimDriver {
         net.listeners.retain(|_, (_, listener)| *listener != at);
     }
 
-    fn release(&mut self, _token: Token) -> io::Result<OwnedFd> {
-        unreachable!("no HTTP")
+    fn release(&mut self, token: Token) -> io::Result<OwnedFd> {
+        let mut net = self.net.borrow_mut();
+        if net.below(3) == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        let at = token.0 as usize;
+        net.live.retain(|other| *other != at);
+        let fd = net.ends[at].fd.take();
+        net.ends[at].close();
+        Ok(fd.unwrap())
     }
 
     fn quiesce(&mut self, _patience: Duration) -> bool {

@@ -182,6 +182,19 @@ fn limits_name_the_peer() {
 }
 
 #[test]
+fn a_call_that_is_answered_counts_no_more() {
+    let pair = pair(&[("STARWIRE_STAR_LIMITS", "calls=1,inline_us=1000000")]);
+    pair.register("one", "echo");
+    // On the reactor, and elsewhere.
+    for flags in [0, TRACE] {
+        for step in 0..300 {
+            let call = CallHead { flags, ..head("one", "echo", step) };
+            assert_eq!(table(&pair.call(&call, "x")), "x", "call {step}");
+        }
+    }
+}
+
+#[test]
 fn a_cancelled_run_is_told_and_ends() {
     let pair = pair(&[]);
     pair.register("one", "block");
