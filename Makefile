@@ -108,6 +108,12 @@ bench-wire: build #- The same over an emulated network, at several rates and del
 	@PYTHONPATH="$$PWD/$(KERAS)" "$(PYTHON)" benches/wire/run.py --library "$$PWD/$(PLUGIN)" --out $(BENCH)/wire $(WIRE_ARGS)
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/wire/results.json $(BENCH)/wire/plot.svg
 
+.PHONY: bench-zoo
+bench-zoo: build #- Train the models of DeepRec's zoo over every protocol (20 min; ZOO_ARGS="--quick": 5 min, without one process); writes to target/bench/zoo/
+	@$(MAKE) $(BENCH)/venv/.done
+	@"$(PYTHON)" benches/tf/run.py --library "$$PWD/$(PLUGIN)" --out $(BENCH)/zoo --protocols grpc,grpc++,grpc++:fuse,star_server,star_server_lite --cases zoo $(ZOO_ARGS)
+	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/zoo/results.json $(BENCH)/zoo/plot.svg
+
 .PHONY: bench-swarm
 bench-swarm: build #- Run many simulated workers against one parameter server (20 min; SWARM_ARGS="--quick": 1 min); writes to target/bench/swarm/
 	@$(MAKE) $(BENCH)/venv/.done

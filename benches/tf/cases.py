@@ -194,7 +194,7 @@ class OneOp(Case):
 class Ctr(Case):
     """A click-through-rate model: 26 embeddings and their wide weights over two ps, a small perceptron, Adagrad, two asynchronous workers.
 
-    models.py has others: `deep` and `wide` fetch embeddings, `perceptron` is a stack of layers, `logits` combines them.
+    models.py and zoo.py have others: `deep` and `wide` fetch embeddings, `perceptron` is a stack of layers, `logits` combines them.
     """
 
     ps, workers = 2, 2
@@ -217,11 +217,16 @@ class Ctr(Case):
         self.seed += 1
         return tf1.get_variable(name, shape, initializer=tf1.random_uniform_initializer(-scale, scale, seed=self.seed))
 
+    def table(self, name, field, scale, width):
+        key = f"{name}{field}"
+        if key not in self.tables:
+            with tf1.variable_scope("", partitioner=tf1.fixed_size_partitioner(self.parts) if self.parts else None):
+                self.tables[key] = self.variable(key, [self.rows[field], width], scale)
+        return self.tables[key]
+
     def embedding(self, name, field, scale, width):
         column = self.column(field)
-        with tf1.variable_scope("", partitioner=tf1.fixed_size_partitioner(self.parts) if self.parts else None):
-            table = self.variable(f"{name}{field}", [self.rows[field], width], scale)
-        return tf.nn.embedding_lookup(table, column)
+        return tf.nn.embedding_lookup(self.table(name, field, scale, width), column)
 
     def column(self, field):
         """The ids of a field."""
@@ -235,13 +240,13 @@ class Ctr(Case):
     def wide(self, field):
         return self.embedding("wide", field, 0.01, 1)
 
-    def perceptron(self, layer, widths, name=""):
-        """Layers of these widths, all but the last with rectifiers."""
+    def perceptron(self, layer, widths, name="", activation=tf.nn.relu):
+        """Layers of these widths, all but the last with an activation."""
         for index, width in enumerate(widths):
             fan_in = int(layer.shape[1])
             layer = tf.matmul(layer, self.variable(f"{name}weights{index}", [fan_in, width], fan_in**-0.5)) + self.variable(f"{name}bias{index}", [width], 1e-6)
             if index < len(widths) - 1:
-                layer = tf.nn.relu(layer)
+                layer = activation(layer)
         return layer
 
     def logits(self, dense):
@@ -251,12 +256,19 @@ class Ctr(Case):
             wide.append(self.wide(field))
         return self.perceptron(tf.concat(deep, axis=1), self.LAYERS + (1,)) + tf.add_n(wide)
 
-    def build(self, worker):
-        random = np.random.RandomState(self.data_seed + worker)
+    def data(self, random):
+        """Ids, dense features and labels of all batches."""
         ids = (random.zipf(1.3, (self.BATCHES, self.batch, self.FIELDS)) * 7919 % np.array(self.rows)).astype(np.int64)
         dense = random.rand(self.BATCHES, self.batch, self.DENSE).astype(np.float32)
         clicks = ((ids[:, :, :3].sum(axis=2) % 5 < 2) ^ (dense[:, :, 0] > 0.9)).astype(np.float32)[:, :, None]
-        self.seed, self.columns = self.first_seed, {}
+        return ids, dense, clicks
+
+    def objective(self, dense, labels):
+        return self.reduce(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=self.logits(dense)))
+
+    def build(self, worker):
+        ids, dense, clicks = self.data(np.random.RandomState(self.data_seed + worker))
+        self.seed, self.columns, self.tables = self.first_seed, {}, {}
         setter = None if local else tf1.train.replica_device_setter(ps_tasks=self.ps, worker_device=_worker(worker).rsplit("/device", 1)[0])
         with tf1.device(setter), tf1.variable_scope("", use_resource=self.use_resource):
             total = tf1.train.get_or_create_global_step()
@@ -264,7 +276,7 @@ class Ctr(Case):
             self.batch_ids = tf.gather(tf.constant(ids), self.batch_index)
             batch_dense = tf.gather(tf.constant(dense), self.batch_index)
             labels = tf.gather(tf.constant(clicks), self.batch_index)
-            self.loss = self.reduce(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=self.logits(batch_dense)))
+            self.loss = self.objective(batch_dense, labels)
             optimizer = self.optimizer()
             self.train_op = optimizer.minimize(self.loss, global_step=total)
             self.more(total, self.batch_ids)

@@ -31,9 +31,10 @@ def main():
     import cases as cases_module
     import functions
     import models
+    import zoo
 
     # The models are for slower networks (benches/wire).
-    more = models.all_models() + models.other_sizes() + functions.others() + functions.many_workers() if arguments.cases else []
+    more = models.all_models() + models.other_sizes() + zoo.other_models() + functions.others() + functions.many_workers() if arguments.cases else []
     if not functions.SUPPORTED:
         print("bench: TensorFlow 1.15 has no ClusterCoordinator: the cases of TensorFlow 2 are left out", flush=True)
     cases = suite_module.select(cases_module.all_cases() + functions.all_functions() + more, arguments.cases)

@@ -25,7 +25,7 @@ EQUAL_IDS = "request was received twice"
 def add_arguments(parser, protocols, out):
     parser.add_argument("--library", help="path of libstarwire.so (not needed if every protocol is stock)")
     parser.add_argument("--protocols", default=protocols, help="columns, the first is what the others are compared with (default %(default)s)")
-    parser.add_argument("--cases", default="", help="only these, by name")
+    parser.add_argument("--cases", default="", help="only these, by name; zoo: the models of DeepRec's zoo")
     parser.add_argument("--out", default=out, type=pathlib.Path)
     parser.add_argument("--rounds", type=int, help="turns per column and case")
     parser.add_argument("--seconds", type=float, help="length of a turn")
@@ -98,7 +98,9 @@ class Suite:
 
 def select(cases, names):
     """The cases in a comma-separated list of names; all without one."""
-    wanted = [name for name in names.split(",") if name]
+    import zoo
+
+    wanted = [case for name in names.split(",") if name for case in (zoo.NAMES if name == "zoo" else [name])]
     unknown = set(wanted) - {case.name for case in cases}
     if unknown:
         sys.exit(f"bench: no case {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in cases)}")

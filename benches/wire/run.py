@@ -49,8 +49,9 @@ def selected(arguments):
     if arguments.only_wires:
         return []
     import models
+    import zoo
 
-    cases = suite_module.select(all_cases() + (models.other_sizes() if arguments.cases else []), arguments.cases)
+    cases = suite_module.select(all_cases() + (models.other_sizes() + zoo.other_models() if arguments.cases else []), arguments.cases)
     return [case for case in cases if arguments.cases or not arguments.quick or case.examples <= 512]
 
 
