@@ -24,14 +24,17 @@ impl Task {
 }
 
 impl World {
-    fn metric(&self, task: usize, name: &str) -> i64 {
+    /// The values of some counters and gauges of a task.
+    fn metrics<const N: usize>(&self, task: usize, names: [&str; N]) -> [i64; N] {
         let samples = self.tasks[task].shared.metrics.snapshot();
-        let sample = samples.iter().find(|sample| sample.description.name.strip_prefix("starwire_") == Some(name));
-        match sample.map(|sample| &sample.value) {
-            Some(Value::Counter(count)) => *count as i64,
-            Some(Value::Gauge(value)) => *value,
-            _ => panic!("no number: {name}"),
-        }
+        names.map(|name| {
+            let sample = samples.iter().find(|sample| sample.description.name.strip_prefix("starwire_") == Some(name));
+            match sample.map(|sample| &sample.value) {
+                Some(Value::Counter(count)) => *count as i64,
+                Some(Value::Gauge(value)) => *value,
+                _ => panic!("no number: {name}"),
+            }
+        })
     }
 
     /// A task that was stopped has nothing any more.
@@ -40,21 +43,22 @@ impl World {
         assert_eq!(host.state.lock().unwrap().connections, 0, "connections that did not end");
         assert_eq!(host.keys.load(Ordering::Relaxed), 0, "keys");
         let may_lose = matches!(self.scenario, Scenario::Faults | Scenario::Resets);
-        assert!(may_lose || self.metric(task, "losses_total") == 0);
-        for gauge in GAUGES {
-            assert_eq!(self.metric(task, gauge), 0, "{gauge}");
-        }
+        assert!(may_lose || self.metrics(task, ["losses_total"]) == [0]);
+        assert_eq!(self.metrics(task, GAUGES), [0; GAUGES.len()], "{GAUGES:?}");
         self.check_requests(task);
     }
 
-    /// No request waits for longer than it should, unless its task stands still; and nothing is given back twice.
-    pub(super) fn check_open(&self) {
-        let ledger = self.ledger.lock().unwrap();
+    /// Nothing is given back twice.
+    pub(super) fn check_gauges(&self) {
         for task in 0..self.tasks.len() {
-            for gauge in GAUGES {
-                assert!(self.metric(task, gauge) >= 0, "task {task}: {gauge}");
-            }
+            let values = self.metrics(task, GAUGES);
+            assert!(values.iter().all(|value| *value >= 0), "task {task}: {GAUGES:?} are {values:?}");
         }
+    }
+
+    /// No request waits for longer than it should, unless its task stands still.
+    pub(super) fn check_deadlines(&self) {
+        let ledger = self.ledger.lock().unwrap();
         for task in self.tasks.iter().filter(|task| task.pauses_until + LATE <= self.now) {
             let open = task.started.iter().filter_map(|(_, _, id)| ledger.open.get(id).map(|open| (id, open)));
             for (id, Open { due, .. }) in open {

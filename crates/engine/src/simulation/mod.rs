@@ -546,7 +546,7 @@ fn simulate(seed: u64, rounds: u64) -> Ledger {
     if world.scenario == Scenario::Resets {
         world.net.borrow_mut().cuts_early = true;
     }
-    for _ in 0..rounds {
+    for round in 0..rounds {
         match world.below(10) {
             0..5 => {
                 let (from, to) = (world.below(tasks) as usize, world.below(tasks) as usize);
@@ -562,7 +562,11 @@ fn simulate(seed: u64, rounds: u64) -> Ledger {
         while world.now < until {
             world.pass(until);
         }
-        world.check_open();
+        world.check_deadlines();
+        // It takes long.
+        if round % 10 == 0 {
+            world.check_gauges();
+        }
     }
     world.kill.next.set(None);
     world.net.borrow_mut().heal();

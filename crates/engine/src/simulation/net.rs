@@ -62,8 +62,9 @@ pub struct Net {
     pub cuts_early: bool,
     was_cut: bool,
     ends: Vec<End>,
-    /// Those that are not closed.
+    /// Those that are not closed; and of these the ones of each driver. Ascending.
     live: Vec<usize>,
+    of_drivers: Vec<Vec<usize>>,
     /// Accepted sockets that no driver has yet, by inode.
     by_inode: HashMap<u64, usize>,
     addresses: HashMap<u64, SocketAddr>,
@@ -96,6 +97,7 @@ impl Net {
             was_cut: false,
             ends: Vec::new(),
             live: Vec::new(),
+            of_drivers: Vec::new(),
             by_inode: HashMap::new(),
             addresses: HashMap::new(),
             listeners: BTreeMap::new(),
@@ -196,6 +198,11 @@ impl Net {
         self.live = live;
         self.listeners.retain(|_, (driver, _)| self.tasks[*driver] != task);
         self.accepted.retain(|(driver, _, _)| self.tasks[*driver] != task);
+        for (own, of) in self.of_drivers.iter_mut().zip(&self.tasks) {
+            if *of == task {
+                own.clear();
+            }
+        }
         for at in dead {
             self.gone(at, true);
             self.ends[at].close();
@@ -233,6 +240,17 @@ impl Net {
         self.ends.len() - 1
     }
 
+    /// A driver is done with an end.
+    fn forget(&mut self, at: usize) {
+        let driver = self.ends[at].driver;
+        self.ends[at].close();
+        for list in [Some(&mut self.live), driver.map(|driver| &mut self.of_drivers[driver])].into_iter().flatten() {
+            if let Ok(place) = list.binary_search(&at) {
+                list.remove(place);
+            }
+        }
+    }
+
     fn register(&mut self, driver: usize, fd: OwnedFd) -> Token {
         let at = self
             .by_inode
@@ -240,6 +258,8 @@ impl Net {
             .unwrap_or_else(|| self.add(End { task: self.tasks[driver], ..End::default() }));
         let end = &mut self.ends[at];
         (end.driver, end.fd) = (Some(driver), Some(fd));
+        let own = &mut self.of_drivers[driver];
+        own.insert(own.partition_point(|other| *other < at), at);
         Token(at as u64)
     }
 
@@ -349,8 +369,7 @@ impl Net {
                 self.accepted.push((of, listener, fd));
             }
         }
-        let is_mine = |at: &usize| self.ends[*at].driver == Some(driver);
-        let mut mine: Vec<usize> = self.live.iter().copied().filter(is_mine).collect();
+        let mut mine = self.of_drivers[driver].clone();
         if !mine.is_empty() {
             let first = self.below(mine.len() as u64) as usize;
             mine.rotate_left(first);
@@ -364,8 +383,7 @@ impl Net {
                         // SAFETY: as in `recv`.
                         unsafe { std::ptr::write_bytes(part.ptr, 0xDD, part.len) };
                     }
-                    self.ends[at].close();
-                    self.live.retain(|other| *other != at);
+                    self.forget(at);
                     out.push(Completion::Closed { token });
                 }
                 continue;
@@ -414,6 +432,7 @@ impl SimDriver {
         let number = {
             let mut net = net.borrow_mut();
             net.tasks.push(task);
+            net.of_drivers.push(Vec::new());
             net.tasks.len() - 1
         };
         let wake = UnixStream::pair().unwrap();
@@ -501,22 +520,17 @@ impl Driver for SimDriver {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         let at = token.0 as usize;
-        net.live.retain(|other| *other != at);
         let fd = net.ends[at].fd.take();
-        net.ends[at].close();
+        net.forget(at);
         Ok(fd.unwrap())
     }
 
     fn quiesce(&mut self, _patience: Duration) -> bool {
         let mut net = self.net.borrow_mut();
         let net = &mut *net;
-        net.live.retain(|at| {
-            let is_mine = net.ends[*at].driver == Some(self.number);
-            if is_mine {
-                net.ends[*at].close();
-            }
-            !is_mine
-        });
+        for at in net.of_drivers[self.number].clone() {
+            net.forget(at);
+        }
         true
     }
 

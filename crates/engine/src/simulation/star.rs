@@ -204,15 +204,15 @@ impl Request {
                 call.attempt += 1;
                 return ledger.next.push(Next::Call(call));
             }
-            Outcome::PeerError { code, message, .. }
-            | Outcome::Local { code, message }
-            | Outcome::Lost { code, message } => {
+            Outcome::PeerError { code, .. } | Outcome::Local { code, .. } | Outcome::Lost { code, .. } => {
+                // Nobody makes a call again that is cancelled.
+                let may_fail = !call.must_succeed || was_cancelled;
                 let expected = match *code {
-                    code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::ABORTED => !call.must_succeed,
+                    code::UNAVAILABLE | code::DEADLINE_EXCEEDED | code::ABORTED => may_fail,
                     code::CANCELLED => was_cancelled,
                     _ => false,
                 };
-                assert!(expected, "{call:?}: {code}: {message}");
+                assert!(expected, "{call:?}, cancelled: {was_cancelled}: {outcome:?}");
                 *code
             }
         };
