@@ -276,8 +276,9 @@ job, index = task["type"], task["index"]
 folder = pathlib.Path(__file__).parent
 
 def up():
-    (folder / "begun").write_text(str(os.getpid()))
-    (folder / "begun").rename(folder / f"{job}{index}")
+    own = folder / f"begun{os.getpid()}"
+    own.write_text(str(os.getpid()))
+    own.rename(folder / f"{job}{index}")
 
 def await_start(name):
     while not (folder / name).exists():
