@@ -293,7 +293,7 @@ impl World {
         // It begins to count when the task runs again.
         let begins = self.now.max(self.tasks[from].pauses_until);
         let due = (deadline_ms > 0 && !is_recv).then(|| begins + Duration::from_millis(deadline_ms.into()));
-        self.ledger.lock().unwrap().open.insert(id, Open { is_cancelled: false, due });
+        self.ledger.lock().unwrap().open.insert(id, Open { is_cancelled: false, has_buffers: false, due });
         let request = |meta, parts| Any::Plain(Request { id, ledger: self.ledger.clone(), meta, parts, refuses });
         let task = &self.tasks[from];
         let number = if is_recv && !must_succeed {
@@ -327,7 +327,7 @@ impl World {
         let must_succeed = must_succeed || self.scenario == Scenario::Resets;
         // Only what ends by itself, when all others wait for it.
         let plan = Plan::of(self.below(if must_succeed { 2 } else { 3 }));
-        self.ledger.lock().unwrap().open.insert(id, Open { is_cancelled: false, due: None });
+        self.ledger.lock().unwrap().open.insert(id, Open { is_cancelled: false, has_buffers: false, due: None });
         let call = Call { id, from, to, incarnations, plan, lane, number, attempt: 0, waits, must_succeed };
         self.ledger.lock().unwrap().next.push(Next::Call(call));
         self.proceed();

@@ -21,6 +21,8 @@ pub struct Unanswered {
 #[derive(Debug)]
 pub struct Open {
     pub is_cancelled: bool,
+    /// Its reply has begun to arrive.
+    pub has_buffers: bool,
     pub due: Option<Instant>,
 }
 
@@ -194,6 +196,9 @@ impl Op for Request {
     fn alloc(&mut self, _meta: &[u8], lens: &[u64]) -> Result<Buffers, Failure> {
         if self.refuses {
             return Err(Failure { code: code::RESOURCE_EXHAUSTED, message: "no memory".into() });
+        }
+        if let Some(open) = self.ledger.lock().unwrap().open.get_mut(&self.id) {
+            open.has_buffers = true;
         }
         Ok(Buffers::owned(lens.iter().map(|len| vec![0xEE; *len as usize]).collect()))
     }
