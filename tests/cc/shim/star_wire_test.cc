@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -337,29 +338,35 @@ TEST(StarWire, IdsNeedNotBeAlignedForVectors) {
 // As those of a reference variable, which another step writes meanwhile.
 TEST(StarWire, IdsThatChangeWhileTheyAreSentArriveAsNumbersThatTheyHad) {
   constexpr Int64 kSmall = 7, kLarge = (Int64{1} << 40) + 9;
-  const Tensor ids = Ids(std::vector<int64_t>(64, kSmall));
+  constexpr int kIds = 16, kPause = 300;  // numbers that stay as they are for about as long as they are looked at
+  const Tensor ids = Ids(std::vector<int64_t>(kIds, kSmall));
   std::atomic<bool> is_over(false);
   std::thread writer([&] {
     auto* numbers = reinterpret_cast<volatile Int64*>(const_cast<char*>(ids.tensor_data().data()));
     while (!is_over.load()) {
       for (const Int64 number : {kLarge, kSmall}) {
-        for (int i = 0; i < 64; ++i) numbers[i] = number;
+        for (int i = 0; i < kIds; ++i) numbers[i] = number;
+        for (volatile int i = 0; i < kPause; i = i + 1) continue;
       }
     }
   });
   Int64 wrong = kSmall;
-  for (int round = 0; round < 20000 && wrong == kSmall; ++round) {
+  // Only while both threads run does the result change that often.
+  size_t before = 0;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  for (int changes = 0; changes < 20000 && wrong == kSmall && std::chrono::steady_clock::now() < end;) {
     const StarValue sent = ids;
     std::vector<uint8_t> meta;
     ValueEncoder out;
     EXPECT_TRUE(out.Pack(&sent, 1, &meta).ok());
+    if (out.bytes() != std::exchange(before, out.bytes())) ++changes;
     auto* body = new Body(out.Take());
     ValueDecoder in;
     std::vector<StarValue> received;
     EXPECT_TRUE(in.Adopt(Bytes(meta), body->parts.data(), body->parts.size(), body, Body::Release).ok());
     EXPECT_TRUE(in.Finish(tensorflow::cpu_allocator(), &received).ok());
     const auto numbers = received.at(0).tensor.flat<Int64>();
-    for (int i = 0; i < 64; ++i) {
+    for (int i = 0; i < kIds; ++i) {
       if (numbers(i) != kSmall && numbers(i) != kLarge) wrong = numbers(i);
     }
   }
