@@ -89,6 +89,7 @@ class History:
         self.cluster = harness.Cluster(runner, protocol.removesuffix(STATE).removesuffix(SYNC), tasks, environment={**KEEPALIVE, **state}, start=False)
         self.points = fail_points(NOT_WHILE_SERVING) if has_fail_points() else ()
         self.random, self.alive, self.down = random.Random(f"points {seed}"), {}, set()
+        self.full = {}  # by server: what makes room on its disk
         self.armed, self.starved = set(), set()  # servers that may end by themselves: at a fail point, or for lack of memory
         # Where each server is besides the address that everybody knows, its process there, and that process's environment.
         self.away = {}
@@ -159,7 +160,8 @@ class History:
         pid = self.cluster["ps", server].pid
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, before[1]))
-        return lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        self.full[server] = lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        return self.full[server]
 
     def short_memory(self, server, **_):
         """The server gets little more memory than it has. TensorFlow may end the process for that, or fail the step."""
@@ -226,7 +228,8 @@ class History:
             self.events.append(kill)
 
     def move_server(self, server, **_):
-        """To another process at another address, or back. The process before sends workers on."""
+        """To another process at another address, or back. The process before sends workers on. It needs room, and nothing else is done meanwhile."""
+        self._undo(self.full.pop(server, lambda: None))
         before, known = self.cluster["ps", server], self.cluster.spec["ps"][server]
         if server in self.away and self.away[server][0] is not self.specs["ps", server]:
             # At the address that everybody knows is the process that sends them on.
