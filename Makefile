@@ -109,7 +109,7 @@ bench-wire: build #- The same over an emulated network, at several rates and del
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/wire/results.json $(BENCH)/wire/plot.svg
 
 .PHONY: bench-zoo
-bench-zoo: build #- Train the models of DeepRec's zoo over every protocol (20 min; ZOO_ARGS="--quick": 5 min, without one process); writes to target/bench/zoo/
+bench-zoo: build #- Train the models of DeepRec's zoo over every protocol (ZOO_ARGS="--quick": shorter, without one process); writes to target/bench/zoo/
 	@$(MAKE) $(BENCH)/venv/.done
 	@"$(PYTHON)" benches/tf/run.py --library "$$PWD/$(PLUGIN)" --out $(BENCH)/zoo --protocols grpc,grpc++,grpc++:fuse,star_server,star_server_lite --cases zoo $(ZOO_ARGS)
 	@$(BENCH)/venv/bin/python benches/tf/plot.py $(BENCH)/zoo/results.json $(BENCH)/zoo/plot.svg
