@@ -182,6 +182,24 @@ def test_a_short_history(protocol, tmp_path):
     assert summary["acknowledged"] > 10 and summary["variables compared"] > 10, summary
 
 
+@contextlib.contextmanager
+def linked(protocol, **settings):
+    """A server and a worker, whose connections pass through the link."""
+    runner, network = cluster.Runner(), proxy.Network()
+    made = cluster.Cluster(runner, protocol, {"ps": 1, "worker": 1}, environment={"STARWIRE_UNIX": "off", **settings}, start=False)
+    try:
+        link = proxy.Link(network, made.spec["ps"][0])
+        tasks = [made.begin_start("ps", 0), made.begin_start("worker", 0, spec={**made.spec, "ps": [link.address]})]
+        for task in tasks:
+            task.result(cluster.START_TIMEOUT)
+        yield made, link
+        assert not [line for task in tasks for line in task.complaints()]
+    finally:
+        made.close()
+        runner.close()
+        network.close()
+
+
 @pytest.mark.parametrize("proof", ["none", "secret", "tls"])
 def test_lost_connections_fail_no_step_of_star_calls(proof, monkeypatch, tmp_path):
     """The worker's connections are reset again and again, in the middle of calls; grpc++ loses steps by it."""
@@ -189,28 +207,17 @@ def test_lost_connections_fail_no_step_of_star_calls(proof, monkeypatch, tmp_pat
         monkeypatch.setenv("STARWIRE_TEST_PROOF", proof)
     failed = {}
     for protocol in ("star_server", "star_server_lite", "grpc++")[: 3 if proof == "none" else 1]:
-        runner, network = cluster.Runner(), proxy.Network()
-        made = cluster.Cluster(runner, protocol, {"ps": 1, "worker": 1}, environment={"STARWIRE_UNIX": "off"}, start=False)
-        try:
-            link = proxy.Link(network, made.spec["ps"][0])
-            tasks = [made.begin_start("ps", 0), made.begin_start("worker", 0, spec={**made.spec, "ps": [link.address]})]
-            for task in tasks:
-                task.result(cluster.START_TIMEOUT)
-            tasks[1].begin(lost_connections.count, made.target("worker", 0), STEPS, str(tmp_path))
-            seen = 0
-            while not tasks[1].ready(0.05):
+        with linked(protocol) as (made, link):
+            worker, seen = made["worker", 0], 0
+            worker.begin(lost_connections.count, made.target("worker", 0), STEPS, str(tmp_path))
+            while not worker.ready(0.05):
                 # A busy machine may need longer for a connection.
                 with contextlib.suppress(FileNotFoundError):
                     before, seen = seen, (tmp_path / "steps").stat().st_size
                     if seen > before:
                         link.reset()
-            failed[protocol], counts = tasks[1].result()
+            failed[protocol], counts = worker.result()
             (tmp_path / "steps").unlink(missing_ok=True)
-            assert not [line for task in tasks for line in task.complaints()]
-        finally:
-            made.close()
-            runner.close()
-            network.close()
         # As text: pytest shortens everything else.
         assert protocol == "grpc++" or counts == [STEPS] * 4, f"{protocol}: {counts}, {failed}"
     assert failed.pop("grpc++", True) and not any(failed.values()), f"{failed}"
@@ -221,22 +228,12 @@ SESSIONS = 60
 
 def test_lost_connections_fail_no_session_that_is_being_opened(tmp_path):
     """If servers may come back, a session waits for one, also if that ends while the session is set up."""
-    runner, network = cluster.Runner(), proxy.Network()
-    settings = {"STARWIRE_UNIX": "off", "STARWIRE_RECOVER_S": 60}
-    made = cluster.Cluster(runner, "star_server", {"ps": 1, "worker": 1}, environment=settings, start=False)
-    try:
-        link = proxy.Link(network, made.spec["ps"][0])
-        tasks = [made.begin_start("ps", 0), made.begin_start("worker", 0, spec={**made.spec, "ps": [link.address]})]
-        for task in tasks:
-            task.result(cluster.START_TIMEOUT)
-        tasks[1].begin(lost_connections.open_sessions, made.target("worker", 0), SESSIONS, str(tmp_path))
-        while not tasks[1].ready(0.03):
+    with linked("star_server", STARWIRE_RECOVER_S=60) as (made, link):
+        worker = made["worker", 0]
+        worker.begin(lost_connections.open_sessions, made.target("worker", 0), SESSIONS, str(tmp_path))
+        while not worker.ready(0.03):
             if (tmp_path / "steps").exists():
                 link.reset()
-        failed, found = tasks[1].result()
+        failed, found = worker.result()
         assert not failed, failed
         assert found == [float(lost_connections.SIZE)] * SESSIONS
-    finally:
-        made.close()
-        runner.close()
-        network.close()

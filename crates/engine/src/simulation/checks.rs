@@ -17,7 +17,7 @@ const GAUGES: [&str; 5] =
     ["connections_in", "connections_out", "requests_in_flight", "requests_unanswered", "star_slots"];
 
 impl Task {
-    /// Of all its requests.
+    /// The numbers of all its requests.
     fn ids(&self) -> BTreeSet<u64> {
         self.started.iter().map(|(_, _, id)| id).chain(&self.cancelled).copied().collect()
     }

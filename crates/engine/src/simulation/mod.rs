@@ -3,11 +3,10 @@
 //! Requests of random sizes between all tasks, with random limits, while connections stall and break, pairs of tasks
 //! are cut off from each other, and tasks pause, stop, die in the middle of what they do, and start again; with a
 //! secret or TLS, and with names that a name service looks up, or without; and clients that are no tasks ask, send
-//! garbage, or wait. Each request ends once, in time, with the
-//! right bytes or an error that fits; a call is executed at most once, also if its caller sends it again; after the
-//! faults, requests succeed; what a stopped task had is released. Without such faults, no request fails, and no
-//! connection is lost: not even if tasks stop in order, or the whole machine stalls. If connections are reset, and
-//! nothing else happens, no star call fails that may be sent again.
+//! garbage, or wait. Each request ends once, in time, with the right bytes or an error that fits; a call is executed at
+//! most once, also if its caller sends it again; after the faults, requests succeed; what a stopped task had is
+//! released. Without such faults, no request fails, and no connection is lost: not even if tasks stop in order, or the
+//! whole machine stalls. If connections are reset, and nothing else happens, no star call fails that may be sent again.
 
 mod certificates;
 mod checks;
