@@ -1,7 +1,10 @@
 """STARWIRE_OPS: operations that a team adds to the op table. One of TensorFlow's that is not in it plays the team's."""
 
+import functools
+
 import pytest
 
+import late_operations
 from cluster import one, tf, worker_call
 from fuse_graphs import traffic
 from graphs import PS0, WORKER0, session
@@ -11,6 +14,8 @@ pytestmark = [pytest.mark.ours, pytest.mark.tensorflow2]
 
 # Adds rows to a tensor, and returns a new one.
 TEAMS = "ScatterNdNonAliasingAdd"
+# Loaded when the servers run already: by whether it is stateful.
+LATE = {False: "StarwireLate", True: "StarwireLateStateful"}
 
 
 @pytest.fixture(scope="module", params=("star_server", "star_server_lite"))
@@ -18,7 +23,15 @@ def protocol(request):
     return request.param
 
 
-def train(target, steps=3):
+def change(values, rows):
+    return tf.raw_ops.ScatterNdNonAliasingAdd(input=values, indices=[[0], [2]], updates=rows)
+
+
+def late(values, rows, stateful):
+    return tf.Graph.create_op(one().get_default_graph(), LATE[stateful], [values], [tf.float32]).outputs[0]
+
+
+def train(target, steps=3, teams=change):
     """Returns digests of each step's results, and the numbers of star calls, and of tensors received one by one, in the last step."""
     with tf.Graph().as_default(), one().container("ops"):
         with tf.device(PS0):
@@ -26,7 +39,7 @@ def train(target, steps=3):
         with tf.device(WORKER0):
             rows = one().placeholder(tf.float32, [2, 2])
         with tf.device(PS0):
-            changed = tf.raw_ops.ScatterNdNonAliasingAdd(input=variable.read_value(), indices=[[0], [2]], updates=rows)
+            changed = teams(variable.read_value(), rows)
         with tf.device(WORKER0):
             gradient = changed * 0.5
         with tf.device(PS0):
@@ -63,6 +76,25 @@ def test_a_server_without_the_table_runs_the_calls(stock, fresh_cluster, tmp_pat
     cluster = fresh_cluster(per_task={("worker", 0): table(tmp_path, f"[pure linear]\n{TEAMS}\n")})
     want, *_ = worker_call(stock, train)
     assert worker_call(cluster, train) == (want, 2, 0)
+
+
+@pytest.mark.parametrize("stateful", (False, True))
+def test_an_operation_that_is_loaded_later(stock, fresh_cluster, tmp_path, stateful):
+    """It counts when it is there, if it is as the table says; else the log names the place, and it is left to send and receive."""
+    name, teams = LATE[stateful], functools.partial(late, stateful=stateful)
+    known = fresh_cluster(environment=table(tmp_path, f"[pure]\n{name}\n"))
+    for cluster in (stock, known):
+        for task in cluster.tasks.values():
+            task.call(late_operations.register, name, stateful)
+    want, *_ = worker_call(stock, train, teams=teams)
+    values, calls, received = worker_call(known, train, teams=teams)
+    assert values == want
+    if stateful:
+        assert received > 0
+        assert f"ops.txt:2: {name} counts as unknown: TensorFlow has it as stateful, so it is not pure" in known["worker", 0].full_log()
+    else:
+        assert (calls, received) == (2, 0)
+        assert "counts as unknown" not in known.logs()
 
 
 @pytest.mark.parametrize(
