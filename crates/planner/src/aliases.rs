@@ -45,11 +45,16 @@ impl<'a> Aliases<'a> {
             let mut changed = false;
             for step in &flow.order {
                 let Visit::Node(node) = *step else { continue };
+                let any = Owner::Any(graph.node(node).task);
+                let known = &all.of[index(node)];
+                if known.contains(&any) && known.len() == 1 {
+                    continue;
+                }
                 let mut owners: BTreeSet<Owner> = graph.ins(node).flat_map(|edge| all.carried(edge)).collect();
                 if owners.len() > MOST {
-                    owners = BTreeSet::from([Owner::Any(graph.node(node).task)]);
+                    owners = BTreeSet::from([any]);
                 }
-                if owners.len() > all.of[index(node)].len() {
+                if owners != *known {
                     all.of[index(node)] = owners;
                     changed = true;
                 }

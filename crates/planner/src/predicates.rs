@@ -9,11 +9,15 @@
 //!   whenever any is, that one's set; else its own fact;
 //! * a loop's header and exits have the set of the loop's inputs, if the loop is one that ends (`regular`); else their
 //!   own fact.
+//!
+//! Each read of a reference variable is a predicate of its own. What it leaves is the variable's memory: if the graph
+//! changes the variable, each Switch may see something else.
 
 use std::collections::{HashMap, HashSet};
 
 use super::flow::{Flow, FrameId, ROOT, Visit, forward_ins, is_header};
-use super::graph::{Edge, Graph, Kind, index};
+use super::graph::{Class, Edge, Graph, Kind, index};
+use super::roots::{Roots, may_change};
 use super::sets::{SetId, Sets};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,7 +69,7 @@ impl Predicates {
             exclusive: vec![false; graph.len()],
         };
         let mut loops: Vec<Loop> = flow.parents.iter().map(|_| Loop::default()).collect();
-        let mut sources = Sources::new(graph);
+        let mut sources = Sources::new(graph, flow);
         for step in &flow.order {
             match *step {
                 Visit::Node(node) => {
@@ -197,7 +201,7 @@ impl Predicates {
         }
         let predicate = graph.ins(node).find(|edge| edge.dst_input == 1);
         // Without a predicate, all that is known is that the outputs differ.
-        let (of, output) = predicate.map_or((node, -1), |edge| sources.of(edge.src, edge.src_output));
+        let (of, output) = predicate.and_then(|edge| sources.of(edge)).unwrap_or((node, -1));
         for edge in graph.outs(node) {
             let Ok(branch) = u32::try_from(edge.src_output) else { continue };
             let fact = Fact::Branch { node: of, output, branch, ways: ways(graph, node) };
@@ -241,23 +245,70 @@ fn ways(graph: &Graph, switch: u32) -> u32 {
 /// The origin of a value: an Identity has its input's value.
 struct Sources {
     of: Vec<(u32, i32)>,
+    /// By node: its outputs may be the memory of a variable that the graph changes.
+    changes: Vec<bool>,
+    changed: Changed,
+}
+
+/// The reference variables that a graph changes.
+struct Changed {
+    roots: Roots,
+    variables: HashSet<u32>,
+    /// … and others.
+    unknown: bool,
+}
+
+impl Changed {
+    fn new(graph: &Graph, flow: &Flow) -> Self {
+        let roots = Roots::new(graph, flow);
+        let changing = graph.edges().iter().filter(|edge| edge.class == Class::Ref && may_change(graph, edge));
+        let found: Vec<Option<u32>> = changing.map(|edge| roots.variable(edge)).collect();
+        let (variables, unknown) = (found.iter().copied().flatten().collect(), found.contains(&None));
+        Self { roots, variables, unknown }
+    }
+
+    fn is_any(&self) -> bool {
+        self.unknown || !self.variables.is_empty()
+    }
+
+    /// Whether the variable is, whose value an edge carries.
+    fn has(&self, edge: &Edge) -> bool {
+        self.unknown || self.roots.variable(edge).is_none_or(|variable| self.variables.contains(&variable))
+    }
 }
 
 impl Sources {
-    fn new(graph: &Graph) -> Self {
-        Self { of: graph.ids().map(|node| (node, 0)).collect() }
+    fn new(graph: &Graph, flow: &Flow) -> Self {
+        let changed = Changed::new(graph, flow);
+        Self { of: graph.ids().map(|node| (node, 0)).collect(), changes: vec![false; graph.len()], changed }
     }
 
-    fn of(&self, node: u32, output: i32) -> (u32, i32) {
-        if output == 0 { self.of[index(node)] } else { (node, output) }
+    /// None: each consumer may see another value.
+    fn of(&self, edge: &Edge) -> Option<(u32, i32)> {
+        match (edge.class, edge.src_output) {
+            (Class::Ref | Class::Deref, _) => None,
+            _ if self.changes[index(edge.src)] => None,
+            (_, 0) => Some(self.of[index(edge.src)]),
+            (_, output) => Some((edge.src, output)),
+        }
     }
 
     fn add(&mut self, graph: &Graph, node: u32) {
-        if graph.node(node).kind == Kind::Identity {
-            let data = graph.ins(node).find(|edge| !edge.is_control());
-            if let Some(edge) = data {
-                self.of[index(node)] = self.of(edge.src, edge.src_output);
-            }
+        let kind = graph.node(node).kind;
+        let passes_on = kind.is_loop_plumbing() || matches!(kind, Kind::Identity | Kind::Switch | Kind::Merge);
+        if !passes_on {
+            return;
+        }
+        let carries = |edge: &Edge| match edge.class {
+            Class::Ref | Class::Deref => self.changed.has(edge),
+            _ => self.changes[index(edge.src)],
+        };
+        // What comes back to a header has not been visited.
+        let comes_back = kind == Kind::Merge && is_header(graph, node) && self.changed.is_any();
+        let mut data = graph.ins(node).filter(|edge| !edge.is_control());
+        self.changes[index(node)] = comes_back || data.clone().any(|edge| carries(edge) && !graph.crosses(edge));
+        if let (Kind::Identity, Some(edge)) = (kind, data.next()) {
+            self.of[index(node)] = self.of(edge).unwrap_or((node, 0));
         }
     }
 }

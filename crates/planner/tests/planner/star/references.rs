@@ -2,9 +2,11 @@
 
 use super::build::Build;
 use super::{STYLES, roles};
+use starwire_planner::flow::Flow;
 use starwire_planner::graph::Class::{Deref, Plain, Ref, Resource};
 use starwire_planner::graph::{Graph, Kind};
 use starwire_planner::placement::{Place, Reason};
+use starwire_planner::predicates::Predicates;
 use starwire_planner::star::{self, Style, Way};
 
 /// Task 1 has reference variables; task 0 provides a value and a predicate.
@@ -254,4 +256,36 @@ fn a_product_of_a_snapshot_is_not_overtaken_by_an_update() {
         // With the order that is added: before the update, wherever it is made.
         build().0.check(style);
     }
+}
+
+/// Two conditions on a reference variable, whose value changes in between if `changes`: only the second has the update.
+fn two_conditions(one_read: bool, changes: bool) -> (Graph<'static>, u32, u32) {
+    let (mut b, value, _) = build();
+    let flag = b.variable(1);
+    let first = b.read(flag);
+    let read = switch(&mut b, (value, 0), Plain, first);
+    let between = if changes { b.update(flag, &[value]) } else { b.op(1, &[]) };
+    b.after(read, between);
+    let second = if one_read { first } else { b.read(flag) };
+    let update = switch(&mut b, (value, 0), Plain, second);
+    b.after(between, update);
+    for gate in [read, update] {
+        let user = b.op(1, &[]);
+        b.input((gate, 1), user, 0, Plain);
+    }
+    (Graph::new(b.nodes, b.edges, None).unwrap(), read, update)
+}
+
+#[test]
+fn reads_of_a_variable_at_two_moments_are_two_predicates() {
+    let is_same = |one_read, changes| {
+        let (graph, read, update) = two_conditions(one_read, changes);
+        let flow = Flow::of(&graph).unwrap();
+        let predicates = Predicates::of(&graph, &flow);
+        predicates.implies(predicates.output(update, 1), predicates.output(read, 1))
+    };
+    assert!(is_same(true, false), "one read of a variable that nothing changes");
+    assert!(!is_same(true, true), "what was read is the memory of the variable");
+    assert!(!is_same(false, true));
+    assert!(!is_same(false, false), "another session may change it");
 }
