@@ -1,5 +1,6 @@
 #include "cc/graph/reference_reads.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -30,10 +31,24 @@ bool IsOnCpu(const Node& node) {
   return DeviceNameUtils::ParseFullName(node.assigned_device_name(), &name) && name.type == tensorflow::DEVICE_CPU;
 }
 
-std::vector<Node*> ControlInputs(const Node& node) {
-  std::vector<Node*> inputs;
-  for (const Edge* edge : node.in_edges()) {
-    if (edge->IsControlEdge() && edge->src()->IsOp()) inputs.push_back(edge->src());
+bool IsChanged(const Node& variable, int output) {
+  const auto& edges = variable.out_edges();
+  return std::any_of(edges.begin(), edges.end(), [output](const Edge* edge) {
+    return edge->src_output() == output && edge->dst()->IsOp() &&
+           tensorflow::IsRefType(edge->dst()->input_type(edge->dst_input()));
+  });
+}
+
+// What the consumer waits for before it looks at the variable, as far as that matters, by the nodes' numbers.
+std::map<int, Node*> AwaitedBy(const Edge& read) {
+  const Node& reader = *read.dst();
+  const bool is_changed = IsChanged(*read.src(), read.src_output()) && !reader.IsMerge();
+  std::map<int, Node*> inputs;
+  for (const Edge* edge : reader.in_edges()) {
+    if (!edge->src()->IsOp()) continue;
+    const bool is_value =
+        !edge->IsControlEdge() && !tensorflow::IsRefType(edge->src()->output_type(edge->src_output()));
+    if (edge->IsControlEdge() || (is_changed && is_value)) inputs[edge->src()->id()] = edge->src();
   }
   return inputs;
 }
@@ -41,26 +56,27 @@ std::vector<Node*> ControlInputs(const Node& node) {
 }  // namespace
 
 Status PinReferenceReads(Graph* graph) {
-  std::vector<const Edge*> reads;
+  std::vector<std::pair<const Edge*, std::map<int, Node*>>> reads;
   for (const Edge* edge : graph->edges()) {
     if (!TakesValueOfReference(*edge)) continue;
     // Without anything to wait for, the value is the same, except that a reference would cross. Not every accelerator
     // has such an Identity.
-    if (ControlInputs(*edge->dst()).empty() && !IsOnCpu(*edge->src())) continue;
+    std::map<int, Node*> awaited = AwaitedBy(*edge);
+    if (awaited.empty() && !IsOnCpu(*edge->src())) continue;
     if (!DeviceNameUtils::IsSameAddressSpace(edge->src()->assigned_device_name(),
                                              edge->dst()->assigned_device_name())) {
-      reads.push_back(edge);
+      reads.emplace_back(edge, std::move(awaited));
     }
   }
   FreeNames names(graph);
   // One for all readers that wait for nothing: their value crosses once.
   std::map<std::pair<const Node*, int>, Node*> plain;
-  for (const Edge* edge : reads) {
+  for (const auto& [edge, awaited] : reads) {
     Node* variable = edge->src();
     Node* reader = edge->dst();
     const int output = edge->src_output();
     const int input = edge->dst_input();
-    const bool waits = !ControlInputs(*reader).empty();
+    const bool waits = !awaited.empty();
     if (Node* known = waits ? nullptr : plain[{variable, output}]) {
       graph->RemoveEdge(edge);
       graph->AddEdge(known, 0, reader, input);
@@ -79,7 +95,7 @@ Status PinReferenceReads(Graph* graph) {
     graph->RemoveEdge(edge);
     graph->AddEdge(variable, output, read, 0);
     graph->AddEdge(read, 0, reader, input);
-    for (Node* before : ControlInputs(*reader)) graph->AddControlEdge(before, read);
+    for (const auto& [id, before] : awaited) graph->AddControlEdge(before, read);
     if (!waits) plain[{variable, output}] = read;
   }
   return OkStatus();

@@ -3,6 +3,7 @@
 import pytest
 
 from cluster import one, tf, worker_call
+from graphs import control_flow_of
 
 pytestmark = pytest.mark.ours
 
@@ -154,6 +155,47 @@ def taken_twice(target, runs=3 * RUNS):
             return wrong
 
 
+def conditions_on_a_flag(target, on_worker, resource, runs=3):
+    """A condition that does not hold reads a variable; then it holds, and the same variable is updated. Returns the variable after each step."""
+    with control_flow_of("v1"), tf.Graph().as_default():
+        with here() if on_worker else on_ps():
+            flag = one().get_variable("flag", initializer=False, use_resource=False)
+            now = tf.identity(flag.op.outputs[0])
+        x = variable("x", 1.0, resource)
+        with on_ps():
+            first = one().cond(now, lambda: read("first", x) * 2.0, lambda: tf.constant(0.0))
+        with tf.control_dependencies([first]):
+            changed = flag.assign(True)
+        with tf.control_dependencies([changed]):
+            with here() if on_worker else on_ps():
+                later = tf.identity(flag.op.outputs[0])
+            with on_ps():
+                second = one().cond(later, lambda: tf.identity(one().assign_add(x, 1.0)), lambda: tf.constant(0.0))
+        with one().Session(target) as sess:
+            seen = []
+            for _ in range(runs):
+                sess.run([flag.initializer, x.initializer])
+                sess.run(second.op)
+                seen.append(float(sess.run(x)))
+            return seen
+
+
+def reference_after_an_update(target, runs=RUNS):
+    """The worker takes a reference together with what an update has made: it is looked at when that is there."""
+    with tf.Graph().as_default():
+        with on_ps():
+            v = one().get_variable("v_after", initializer=1.0, use_resource=False)
+            updated = tf.identity(one().assign_add(v, 10.0))
+        with here():
+            product = tf.raw_ops.Mul(x=v._ref(), y=tf.square(updated))
+        with one().Session(target) as sess:
+            seen = set()
+            for _ in range(runs):
+                sess.run(v.initializer)
+                seen.add(float(sess.run(product)))
+            return seen
+
+
 def order_on_the_worker(target):
     """A variable of the worker's is read, and updated by what a server sends. Returns what the update waits for."""
     with tf.Graph().as_default():
@@ -240,6 +282,17 @@ def test_a_product_of_a_reference_variable_is_made_of_the_old_value(cluster, ele
 def test_a_value_arrives_at_every_task_as_it_was(cluster):
     # Over stock gRPC, one of the tasks sometimes gets the new value.
     assert worker_call(cluster, taken_twice) == 0
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize("on_worker", [True, False], ids=["flag_on_worker", "flag_on_server"])
+def test_a_condition_that_changes_within_a_step_is_two(cluster, on_worker, resource):
+    assert worker_call(cluster, conditions_on_a_flag, on_worker, resource) == [2.0] * 3
+
+
+def test_a_reference_is_looked_at_when_the_other_inputs_are_there(stock, cluster):
+    assert worker_call(stock, reference_after_an_update) == {11.0 * 121.0}
+    assert worker_call(cluster, reference_after_an_update) == {11.0 * 121.0}
 
 
 def test_variables_of_the_worker_are_read_first_as_well(cluster):
