@@ -84,6 +84,12 @@ bool TakesVariable(const Node& node, const Node& variable) {
   });
 }
 
+// Whether it needs more than a variable.
+bool Waits(const Node& node) {
+  return std::any_of(node.in_edges().begin(), node.in_edges().end(),
+                     [](const Edge* edge) { return edge->src()->IsOp() && !IsVariable(*edge->src()); });
+}
+
 // Only changes variables, and does not fail for a value as `CountUpTo` does. (That of rows that do not exist does: the
 // lookup of the same rows failed before.)
 bool IsUpdate(const Node& node) {
@@ -168,7 +174,15 @@ class Rewrite {
     if (!has_own || !is_uncoupled || !counter->input_node(0, &variable).ok() || !IsVariable(*variable)) {
       return OkStatus();
     }
-    for (Node* node : NodesBefore(counter)) {
+    const std::vector<Node*> before_counter = NodesBefore(counter);
+    const std::set<const Node*> is_before(before_counter.begin(), before_counter.end());
+    for (const Node* node : graph_->op_nodes()) {
+      // No edge orders it with the counter: what it waits for does.
+      if (node != counter && is_before.count(node) == 0 && TakesVariable(*node, *variable) && Waits(*node)) {
+        return OkStatus();
+      }
+    }
+    for (Node* node : before_counter) {
       if (Branches(*node)) return OkStatus();
       if (!TakesVariable(*node, *variable)) continue;
       // A read that it waited for by way of another server: a rate that depends on the global step.

@@ -82,6 +82,17 @@ def with_a_reader(resource):
         return model, seen * 2.0
 
 
+def with_a_read_beside(resource):
+    """It waits for the updates as the counter does: whether it sees the count may not depend on the protocol."""
+    model = Model(resource)
+    waiting = []
+    step = model.train(after=lambda updates: waiting.append(updates) or [updates])
+    with tf.control_dependencies(waiting), on(0):
+        seen = model.counter.read_value()
+    with here():
+        return model, (step, seen * 2)
+
+
 def with_another_counter(resource):
     """The second counts on the other server, after the first."""
     model = Model(resource)
@@ -165,6 +176,7 @@ GRAPHS = {
     "minimized": (minimized, 1, 1),
     "with_a_rate": (with_a_rate, 1, 0),
     "with_a_reader": (with_a_reader, 0, 0),
+    "with_a_read_beside": (with_a_read_beside, 0, 0),
     "with_another_counter": (with_another_counter, 0, 0),
     "in_a_branch": (in_a_branch, 0, 0),
     "alone_on_its_server": (alone_on_its_server, 0, 0),
