@@ -291,6 +291,8 @@ impl<O: Owner> Connection<O> {
         let tell = match request.state {
             State::WaitingRecv(_) | State::WaitingCall(_) => {
                 client.requests.remove(&id);
+                // Others may have waited for it only.
+                self.unblocked = true;
                 false
             }
             State::Sent => match self.out.drop_transfer(id) {

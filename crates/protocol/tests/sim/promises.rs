@@ -299,6 +299,24 @@ fn p08_a_cancelled_call_makes_room_for_the_next_at_once() {
 }
 
 #[test]
+fn p08_a_call_that_waits_and_is_cancelled_holds_nothing_up() {
+    let mut pair = limited(|limits| limits.max_call_bytes = 10_000);
+    let parts = |bytes| Some(vec![bytes_of(1, bytes)]);
+    let first = pair.call(1, b"", parts(8000), None);
+    let large = pair.call(1, b"", parts(9000), None);
+    let late = pair.call(1, b"", parts(9000), Some(Duration::from_millis(300)));
+    let small = pair.call(1, b"", parts(1000), None);
+    pair.run();
+    pair.cancel(large);
+    pair.advance(Duration::from_millis(300));
+    pair.run();
+    assert!(matches!(pair.client.owner.ended[&late], Ended::Local { code: 4, .. }));
+    let ids: Vec<u64> = pair.server.owner.requests.iter().map(Request::id).collect();
+    assert_eq!(ids, [first, small], "it fits");
+    assert_healthy(&pair);
+}
+
+#[test]
 fn p09_a_deadline_ends_the_call_and_tells_the_server() {
     let mut pair = Pair::ready();
     let id = pair.call(5, b"", None, Some(Duration::from_millis(300)));
