@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{StateError, at};
 use crate::files::journal_path;
-use crate::record::{self, HEAD, LONGEST, Record, Unreadable};
+use crate::record::{self, HEAD, Record, Unreadable};
 use crate::variable::Variable;
 use starwire_marks::fail_point;
 
@@ -49,7 +49,11 @@ impl Journal {
         file.sync_all().map_err(at(&new, "synchronise"))?;
         fail_point!("a new journal is written, and has no name");
         fs::rename(&new, &path).map_err(at(&new, "rename"))?;
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder, "synchronise"))?;
+        if let Err(error) = File::open(folder).and_then(|folder| folder.sync_all()) {
+            // The old journal goes on. After a restart, this one would count as what came last.
+            fs::remove_file(&path).map_err(at(&path, "remove"))?;
+            return Err(at(folder, "synchronise")(error));
+        }
         let end = content.len() as u64;
         Ok(Self { path, file, number, start: end, end })
     }
@@ -135,5 +139,5 @@ pub fn after(file: &File, path: &Path, position: u64, to: u64) -> Result<Option<
     let mut head = [0; HEAD];
     file.read_exact_at(&mut head, position).map_err(at(path, "read"))?;
     let length = record::length(&head);
-    Ok((length <= LONGEST && length <= to - position - HEAD as u64).then(|| position + HEAD as u64 + length))
+    Ok((length <= to - position - HEAD as u64).then(|| position + HEAD as u64 + length))
 }

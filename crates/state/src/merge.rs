@@ -37,7 +37,7 @@ pub fn merge(folder: &Path, task: &str, journal: &Journal, recovers: bool) -> Re
         flush: 0,
         time: 0,
     };
-    each(file, path, 0, *end, |(position, _), record| {
+    let stop = each(file, path, 0, *end, |(position, _), record| {
         match record {
             Record::Header { task: found, .. } if found != task => {
                 return Err(StateError::OtherTask { path: path.clone(), found: found.into(), task: task.into() });
@@ -57,6 +57,10 @@ pub fn merge(folder: &Path, task: &str, journal: &Journal, recovers: bool) -> Re
         }
         Ok(())
     })?;
+    if stop != *end {
+        let why = "its checksum is wrong, and what follows it was committed".into();
+        return Err(StateError::Damaged { path: path.clone(), at: stop, why });
+    }
     // Each row once: the last one counts.
     let mut written: BTreeMap<u32, Rows> = BTreeMap::new();
     for (id, position) in rows.into_iter().rev() {

@@ -8,9 +8,7 @@ pub const VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"swstate\n";
 /// Length, CRC32C of everything else, kind.
 pub const HEAD: usize = 13;
-/// No record is longer; most are of about [`FULL`] bytes.
-pub const LONGEST: u64 = 1 << 30;
-/// Rows are collected until a record is this long.
+/// Rows are collected until a record is this long. One with a single row may be longer.
 pub const FULL: usize = 1 << 20;
 
 /// A variable. The bytes are its owner's, and say how to create it.

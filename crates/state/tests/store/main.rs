@@ -543,3 +543,49 @@ fn a_reader_has_what_is_in_an_old_journal() {
     assert_eq!(state_of(&folder.open().unwrap()), last);
     assert_eq!(folder.files("journal-").len(), 1);
 }
+
+#[test]
+fn damage_in_a_journal_that_is_merged_is_an_error() {
+    let folder = Folder::new();
+    let mut store = folder.open().unwrap();
+    let mut flush = store.begin().unwrap();
+    let id = flush.variable(definition(4, 8));
+    flush.rows(id, 0, &[7; 32]);
+    flush.commit(b"one").unwrap();
+    let mut flush = store.begin().unwrap();
+    flush.rows(id, 1, &[8; 8]);
+    flush.commit(b"two").unwrap();
+    let journal = folder.journal();
+    let mut content = fs::read(&journal).unwrap();
+    let at = content.len() - 60;
+    content[at] ^= 1;
+    fs::write(&journal, content).unwrap();
+    store.set_journals(0, Merges::AtOnce);
+    let error = store.begin().err().expect("not all of it can be read").to_string();
+    assert!(error.contains("is damaged at byte") && error.contains(journal.to_str().unwrap()), "{error}");
+    assert!(journal.exists(), "nothing of it is lost");
+}
+
+#[test]
+#[ignore = "takes 4 GiB of memory, and as much of the disk"]
+fn a_row_may_be_longer_than_a_gigabyte() {
+    let folder = Folder::new();
+    let mut store = folder.open().unwrap();
+    store.set_journals(u64::MAX, Merges::Never);
+    let bytes = (1 << 30) + 4096;
+    let mut flush = store.begin().unwrap();
+    let (long, short) = (flush.variable(definition(1, bytes)), flush.variable(definition(2, 4)));
+    let content: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
+    flush.rows(long, 0, &content);
+    flush.rows(short, 0, &[3; 8]);
+    flush.commit(b"after it").unwrap();
+    drop(store);
+    let store = folder.open().unwrap();
+    assert_eq!((store.last_flush().0, store.calls()), (1, &b"after it"[..]));
+    let mut read = vec![0; content.len()];
+    store.read(long, &mut read).unwrap();
+    assert!(read == content);
+    let mut read = [0; 8];
+    store.read(short, &mut read).unwrap();
+    assert_eq!(read, [3; 8]);
+}
