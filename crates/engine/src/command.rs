@@ -100,8 +100,12 @@ pub enum Command<H: Host> {
         listener: Listener,
     },
     Star(Box<StarCommand<H>>),
-    /// Another process has the task: closes the connections of peers. Dropped afterwards.
-    Moved(Arc<dyn Send + Sync>),
+    /// Another process has the task, the one at the other end of this connection: closes all others. `last` is dropped
+    /// afterwards.
+    Moved {
+        to: u64,
+        last: Arc<dyn Send + Sync>,
+    },
     Stop,
 }
 

@@ -272,7 +272,7 @@ pub(crate) fn end<H: Host>(command: Command<H>, code: i32, message: &str) {
         | Command::Reply { .. }
         | Command::Addresses { .. }
         | Command::Adopt { .. }
-        | Command::Moved(_)
+        | Command::Moved { .. }
         | Command::Star(_)
         | Command::Stop => {}
     }

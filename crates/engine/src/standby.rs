@@ -261,7 +261,7 @@ impl Standby {
         // If the answer is lost, nobody but the owner knows whether it has given the state away.
         let mut is_said = false;
         loop {
-            match self.ask(&StateRequest::Confirm(end), DEADLINE) {
+            match self.ask(&StateRequest::Confirm { position: end, address: &self.own }, DEADLINE) {
                 Ok((StateReply::Yours, _)) => {
                     fail_point!("the state is this process's, and its folder does not say so");
                     return Ok("it was handed over");

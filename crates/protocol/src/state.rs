@@ -29,8 +29,11 @@ pub enum StateRequest<'a> {
     TakeOver {
         address: &'a str,
     },
-    /// It has everything up to here.
-    Confirm(Position),
+    /// The process at this address, which wants the state, has everything up to here.
+    Confirm {
+        position: Position,
+        address: &'a str,
+    },
     /// The copy goes on over another connection. With the checksum of the last bytes before this ([`TAIL`]).
     Resume {
         position: Position,
@@ -82,18 +85,27 @@ fn fields(meta: &[u8]) -> Option<(u8, u64, u64, &[u8])> {
     is_known.then(|| (head[1], number(8), number(16), rest))
 }
 
+fn with_address(mut head: Vec<u8>, address: &str) -> Vec<u8> {
+    head.extend_from_slice(address.as_bytes());
+    head
+}
+
+fn address(rest: &[u8]) -> Result<&str, MalformedState> {
+    let address = std::str::from_utf8(rest).map_err(|_| MalformedState)?;
+    let is_one = (1..=MAX_ADDRESS).contains(&rest.len()) && address.chars().all(|c| !c.is_control());
+    is_one.then_some(address).ok_or(MalformedState)
+}
+
 impl<'a> StateRequest<'a> {
     pub fn write(&self) -> Vec<u8> {
         match self {
             Self::Begin => head(0, 0, 0),
             Self::Variable { id, offset } => head(1, u64::from(*id), *offset),
             Self::Journal(Position { journal, offset }) => head(2, *journal, *offset),
-            Self::TakeOver { address } => {
-                let mut meta = head(3, 0, 0);
-                meta.extend_from_slice(address.as_bytes());
-                meta
+            Self::TakeOver { address } => with_address(head(3, 0, 0), address),
+            Self::Confirm { position: Position { journal, offset }, address } => {
+                with_address(head(4, *journal, *offset), address)
             }
-            Self::Confirm(Position { journal, offset }) => head(4, *journal, *offset),
             Self::Resume { position: Position { journal, offset }, crc } => {
                 let mut meta = head(5, *journal, *offset);
                 meta.extend_from_slice(&crc.to_le_bytes());
@@ -109,12 +121,8 @@ impl<'a> StateRequest<'a> {
             0 if (a, b) == (0, 0) => Self::Begin,
             1 => Self::Variable { id: u32::try_from(a).map_err(|_| MalformedState)?, offset: b },
             2 => Self::Journal(position),
-            3 if (a, b) == (0, 0) && (1..=MAX_ADDRESS).contains(&rest.len()) => {
-                let address = std::str::from_utf8(rest).map_err(|_| MalformedState)?;
-                let is_printable = address.chars().all(|c| !c.is_control());
-                return if is_printable { Ok(Self::TakeOver { address }) } else { Err(MalformedState) };
-            }
-            4 => Self::Confirm(position),
+            3 if (a, b) == (0, 0) => return Ok(Self::TakeOver { address: address(rest)? }),
+            4 => return Ok(Self::Confirm { position, address: address(rest)? }),
             5 => {
                 let crc = rest.try_into().map(u32::from_le_bytes).map_err(|_| MalformedState)?;
                 return Ok(Self::Resume { position, crc });
@@ -174,7 +182,7 @@ mod tests {
             StateRequest::Variable { id: u32::MAX, offset: 7 },
             StateRequest::Journal(position),
             StateRequest::TakeOver { address: "ps-0b:2222" },
-            StateRequest::Confirm(position),
+            StateRequest::Confirm { position, address: "ps-0b:2222" },
             StateRequest::Resume { position, crc: 0x89AB_CDEF },
         ] {
             assert_eq!(StateRequest::read(&request.write()), Ok(request));
@@ -208,6 +216,7 @@ mod tests {
             &take(&[b'a'; 257]),
             &take(b"a\n"),
             &take(&[0xff]),
+            &head(4, 1, 2),
             &[&[2], &head(0, 0, 0)[1..]].concat(),
             &[&[VERSION, 0, 1], &head(0, 0, 0)[3..]].concat(),
         ] {

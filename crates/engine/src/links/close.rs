@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::conn::{CLOSE_TIMEOUT, Conn, Drain, Path, Side};
+use super::conn::{CLOSE_TIMEOUT, Drain, Path, Side};
 use super::{LinkEvent, Links};
 use crate::api::Host;
 use crate::config::{Config, Ports};
@@ -26,12 +26,13 @@ impl<H: Host> Links<H> {
         }
     }
 
-    /// Another process has this task: peers go there. Processes of the task itself stay: one of them is that process.
-    pub fn close_moved(&mut self) {
+    /// Another process has this task, the one at the other end of `new_owner`: peers go there, and so do other copies
+    /// of the state.
+    pub fn close_moved(&mut self, new_owner: u64) {
         let Some(to) = self.shared.moved_to.get() else { return };
         let own = &self.shared.config.identity.task;
-        let goes = |conn: &Conn<H>| matches!(conn.side, Side::Server) && !conn.is_of(own);
-        let keys: Vec<u64> = self.conns.iter().filter(|(_, conn)| goes(conn)).map(|(key, _)| *key).collect();
+        let others = self.conns.iter().filter(|(key, conn)| **key != new_owner && matches!(conn.side, Side::Server));
+        let keys: Vec<u64> = others.map(|(key, _)| *key).collect();
         let why = format!("{own} has moved to {to}");
         keys.into_iter().for_each(|key| self.lose(key, code::UNAVAILABLE, why.clone()));
     }

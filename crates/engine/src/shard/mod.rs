@@ -121,6 +121,8 @@ impl<H: Host> Shard<H> {
         if !self.queue.is_empty() {
             self.take_local(now);
             self.flush(now);
+            // One of them may have ended others. What these callbacks ask for is done before the reactor sleeps.
+            self.links.end_round();
         }
     }
 
@@ -236,9 +238,9 @@ impl<H: Host> Shard<H> {
             }
             Command::Adopt { fd, listener } => self.adopt(fd, listener),
             Command::Star(command) => self.links.star_command(*command),
-            Command::Moved(done) => {
-                self.links.close_moved();
-                drop(done);
+            Command::Moved { to, last } => {
+                self.links.close_moved(to);
+                drop(last);
             }
             Command::Stop => self.stop(now),
         }

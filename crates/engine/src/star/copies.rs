@@ -333,17 +333,18 @@ impl Copies {
         (true, None)
     }
 
-    /// The other process has everything: hands over, unless that was done before. Returns where it is. The owner's
+    /// The process `by` has everything: hands over, unless that was done before. Returns where it is. The owner's
     /// thread cannot flush meanwhile: it would have to give the take-over up, for which it needs this lock.
     pub fn confirm(
         &self,
         has: Position,
+        by: &str,
         hand_over: impl FnOnce(&str) -> Result<(), StateError>,
     ) -> Result<String, StarFailure> {
         let mut known = self.known();
         let (address, is_new) = match &known.take_over {
-            TakeOver::Prepared { position, address, .. } if *position == has => (address.clone(), true),
-            TakeOver::Done { position, address } if *position == has => (address.clone(), false),
+            TakeOver::Prepared { position, address, .. } if *position == has && address == by => (by.to_owned(), true),
+            TakeOver::Done { position, address } if *position == has && address == by => (by.to_owned(), false),
             _ => {
                 let message = format!("starwire: {GIVEN_UP}, because the other process was not heard of");
                 return Err(StarFailure::new(code::ABORTED, message));
@@ -486,13 +487,14 @@ mod tests {
         let (journal, offset) = newest(&store);
         let position = Position { journal, offset };
         let given = std::cell::Cell::new(0);
-        let confirm = |position| {
-            copies.confirm(position, |to| {
+        let confirm_by = |position, by| {
+            copies.confirm(position, by, |to| {
                 assert_eq!(to, NEW);
                 given.set(given.get() + 1);
                 Ok(())
             })
         };
+        let confirm = |position| confirm_by(position, NEW);
         assert!(confirm(position).unwrap_err().message.contains(GIVEN_UP), "nobody has asked");
         assert!(copies.ask(ticket(1), NEW).unwrap().is_none());
         assert!(confirm(position).is_err(), "changes may follow");
@@ -501,9 +503,11 @@ mod tests {
         assert_eq!(head(copies.prepared(now)), Some(StateReply::Prepared(position)));
         assert_eq!(head(copies.prepared(now)), None, "it was said");
         assert!(confirm(Position { offset: offset - 1, ..position }).is_err(), "the last change is missing");
+        assert!(confirm_by(position, "elsewhere:1").is_err(), "it has the same, and was given up");
         assert_eq!(head(copies.ask(ticket(4), NEW).unwrap()), Some(StateReply::Prepared(position)), "over another one");
         assert_eq!(confirm(position).unwrap(), NEW);
         assert_eq!(confirm(position).unwrap(), NEW, "the answer was lost");
+        assert!(confirm_by(position, "elsewhere:1").is_err(), "it was given up long ago");
         assert_eq!(given.get(), 1);
         assert_eq!(copies.give_up(), (false, None), "that is too late");
         assert_eq!(copies.take_over(), TakeOver::Done { position, address: NEW.into() });

@@ -126,12 +126,13 @@ impl State {
         let identity = &shared.config.identity;
         let (folder, owner) = (folder_of(&config.folder, identity), owner_of(&shared.config.cluster_id, identity));
         let store = Store::open(&folder, &owner, host.incarnations())?;
-        if accounts.load(store.calls(), Instant::now()).is_none() && !store.calls().is_empty() {
-            return Err(StateError::Calls { folder });
-        }
         let failed = |failure: StarFailure| StateError::Restore { folder: folder.clone(), message: failure.message };
         fail_point!("a state is open, and its variables are not restored");
         host.restore(&store).map_err(failed)?;
+        // Workers cannot come back before this, so their time begins here.
+        if accounts.load(store.calls(), Instant::now()).is_none() && !store.calls().is_empty() {
+            return Err(StateError::Calls { folder });
+        }
         let line = match store.last_flush() {
             (0, _) => format!("starwire: {} keeps its state in {}", identity.task, folder.display()),
             (flush, time) => format!(

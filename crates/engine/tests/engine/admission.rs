@@ -55,6 +55,10 @@ fn hello(features: u64, more: &[(u16, &[u8])]) -> Vec<u8> {
 }
 
 pub fn hello_of(protocol: &str, features: u64, more: &[(u16, &[u8])]) -> Vec<u8> {
+    hello_as("/job:worker/replica:0/task:9", protocol, features, more)
+}
+
+pub fn hello_as(task: &str, protocol: &str, features: u64, more: &[(u16, &[u8])]) -> Vec<u8> {
     let mut limits = Vec::new();
     limits.extend([1000u32, 1000].iter().flat_map(|n| n.to_le_bytes()));
     limits.extend((1u64 << 30).to_le_bytes());
@@ -62,7 +66,7 @@ pub fn hello_of(protocol: &str, features: u64, more: &[(u16, &[u8])]) -> Vec<u8>
     limits.extend((1u64 << 32).to_le_bytes());
     let incarnation = 77u64.to_le_bytes();
     let mut all: Vec<(u16, &[u8])> =
-        vec![(1, protocol.as_bytes()), (2, b"/job:worker/replica:0/task:9"), (3, &incarnation), (9, &limits)];
+        vec![(1, protocol.as_bytes()), (2, task.as_bytes()), (3, &incarnation), (9, &limits)];
     all.extend_from_slice(more);
     let mut fields = Vec::new();
     for (tag, value) in all {

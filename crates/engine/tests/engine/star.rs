@@ -1,7 +1,7 @@
 //! Star calls over real connections, to kernels without TensorFlow.
 
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::TcpStream;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -471,12 +471,16 @@ fn a_state_is_for_processes_of_its_task_and_whoever_comes_later_is_sent_on() {
     };
     let refused = takes_over("127.0.0.1:0").unwrap_err().to_string();
     assert!(refused.contains("127.0.0.1:0, this server's address in the ClusterSpec, has no port"), "{refused}");
+    let mut copy = connect(&pair.ps);
+    copy.write_all(&admission::hello_as(PS, "star_server", 0, &[])).unwrap();
+    assert_eq!(heard(&mut copy).unwrap()[0], WELCOME);
     // It dies, and comes back, when the state is its own, and it does not know yet.
     observe(Some(Box::new(|point| assert_ne!(point, "the state is this process's, and its folder does not say so"))));
     let died = catch_unwind(AssertUnwindSafe(|| takes_over("127.0.0.1:2")));
     observe(None);
     assert!(died.is_err());
     takes_over("127.0.0.1:2").unwrap();
+    whoever_copies_a_state_that_moves_is_sent_on(copy);
     // A client that does not go where WELCOME leads.
     let mut wire = Wire::to(&pair.ps);
     wire.call("update", 1, 0);
@@ -488,6 +492,12 @@ fn a_state_is_for_processes_of_its_task_and_whoever_comes_later_is_sent_on() {
     let is_refused =
         |line: String| line.contains("the state has moved to 127.0.0.1:2: what is left of it here is older");
     eventually("it is refused", || lines.try_iter().any(is_refused));
+}
+
+/// A third process of the task: it would follow one whose state is older, and be told to take over when that ends.
+fn whoever_copies_a_state_that_moves_is_sent_on(mut copy: TcpStream) {
+    let ended = std::iter::repeat_with(|| heard(&mut copy)).find_map(Result::err).unwrap().kind();
+    assert!(matches!(ended, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset), "{ended}");
 }
 
 #[test]

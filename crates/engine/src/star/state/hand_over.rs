@@ -49,7 +49,7 @@ impl State {
                 self.wake();
                 Ok(reply)
             }
-            StateRequest::Confirm(position) => self.confirm(server, ticket, *position),
+            StateRequest::Confirm { position, address } => self.confirm(server, ticket, *position, address),
         }
     }
 
@@ -59,10 +59,11 @@ impl State {
         server: &Arc<StarServer<H>>,
         ticket: Ticket,
         position: Position,
+        by: &str,
     ) -> Result<Option<CopyReply>, StarFailure> {
         let hand_over = |address: &str| self.store().as_mut().map_or(Ok(()), |store| store.hand_over(address));
         fail_point!("the new owner has everything, and this is still the owner");
-        let address = self.copies.confirm(position, hand_over)?;
+        let address = self.copies.confirm(position, by, hand_over)?;
         fail_point!("the state has moved, and no peer knows");
         let shared = &server.shared;
         let line = format!(
@@ -76,7 +77,7 @@ impl State {
         // The new owner is told once no reactor can answer a peer.
         let last: Arc<dyn Send + Sync> = Arc::new(Silenced { server: server.clone(), ticket });
         for shard in 0..shared.config.reactors {
-            shared.send(shard, Command::Moved(last.clone()));
+            shared.send(shard, Command::Moved { to: ticket.conn, last: last.clone() });
         }
         self.wake();
         Ok(None)
