@@ -273,8 +273,24 @@ impl Memory {
     }
 }
 
+/// A call may have so many parts, and one more for each `BYTES_PER_PART`: each takes memory that its length does not
+/// say.
+const FREE_PARTS: u64 = 1024;
+const BYTES_PER_PART: u64 = 64;
+
+fn check_parts(lens: &[u64]) -> Result<(), Failure> {
+    let bytes = lens.iter().fold(0u64, |sum, len| sum.saturating_add(*len));
+    let parts = lens.len() as u64;
+    if parts <= FREE_PARTS + bytes / BYTES_PER_PART {
+        return Ok(());
+    }
+    let message = format!("starwire: a call of {parts} parts with {bytes} bytes together: they are too small");
+    Err(Failure { code: code::RESOURCE_EXHAUSTED, message: message.into() })
+}
+
 impl InBody {
     pub(crate) fn new(host: &impl Host, meta: &[u8], lens: &[u64]) -> Result<Self, Failure> {
+        check_parts(lens)?;
         let refuse =
             || Failure { code: code::RESOURCE_EXHAUSTED, message: "out of memory for the call's payload".into() };
         let mut places = Vec::with_capacity(lens.len());
@@ -361,6 +377,15 @@ mod tests {
         assert_eq!(piece.pointer(4, 0), bytes.as_mut_ptr().wrapping_add(4));
         assert!(piece.pointer(2, 3).is_null() && piece.pointer(u64::MAX, 2).is_null());
         assert!(Piece { start: ptr::null_mut(), len: 4 }.pointer(0, 1).is_null());
+    }
+
+    #[test]
+    fn parts_have_a_size_that_is_worth_their_memory() {
+        assert!(check_parts(&[]).is_ok() && check_parts(&[1; 1024]).is_ok() && check_parts(&[64; 65_536]).is_ok());
+        assert!(check_parts(&[1 << 40]).is_ok() && check_parts(&[u64::MAX, u64::MAX]).is_ok());
+        let refused = check_parts(&[1; 65_536]).unwrap_err();
+        assert_eq!(refused.code, code::RESOURCE_EXHAUSTED);
+        assert!(refused.message.contains("65536 parts with 65536 bytes"), "{}", refused.message);
     }
 
     #[test]

@@ -112,10 +112,11 @@ impl<T, W: Waker> Sender<T, W> {
         Ok(())
     }
 
-    /// Wakes the receiver, if it sleeps, without a message.
+    /// Wakes the receiver without a message: whether it sleeps, or is about to and has seen no reason not to.
     pub fn wake(&self) {
         fence(Ordering::SeqCst);
-        self.wake_if_asleep();
+        self.shared.sleeping.store(false, Ordering::Release);
+        self.shared.waker.wake();
     }
 
     fn wake_if_asleep(&self) {

@@ -10,6 +10,8 @@ use crate::transport::verbs::wire::{Head, Offer};
 const BOUNCE_BELOW: usize = 4 << 10;
 /// Longest single READ, whatever the device allows.
 const MAX_READ: u32 = 1 << 30;
+/// What waits to be read. An honest peer has one send under way, whose parts are about half as many.
+const MAX_WAITING: usize = 2048;
 
 impl Stream {
     /// A message has arrived in a slot.
@@ -39,6 +41,9 @@ impl Stream {
             self.repost(slot)?;
         } else {
             self.items.push_back(Item::Bytes { slot, range: Head::LEN..start });
+        }
+        if self.items.len() + offers.len() > MAX_WAITING {
+            return Err(VerbsError::Peer("it offers more than one send has"));
         }
         self.items.extend(offers.into_iter().map(Item::Offer));
         Ok(())
