@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "cc/tensor/elements.h"
 #include "cc/tensor/variants.h"
@@ -20,6 +21,7 @@
 
 namespace starwire {
 
+using tensorflow::AttrValue;
 using tensorflow::TensorProto;
 using tensorflow::TensorShape;
 
@@ -41,6 +43,10 @@ enum class Kind : uint8_t {
   kQueueItem,
   kOperation,
   kInput,
+  kAttribute,
+  kAttributeValue,
+  kAttributeList,
+  kFunction,
   kSentTensors,
   kPackedHandle,
   kPackedItem,
@@ -77,6 +83,9 @@ uint64_t CostOf(Kind kind) {
   }
 }
 
+// Of an entry of a map.
+constexpr uint64_t kMapValue = 2;
+
 struct Child {
   Kind parent;
   uint64_t field;
@@ -97,6 +106,14 @@ constexpr Child kChildren[] = {
     {Kind::kQueueItem, eager_fields::kItemSendPackedHandle, Kind::kPackedHandle},
     {Kind::kOperation, eager_fields::kOperationInputs, Kind::kInput},
     {Kind::kInput, eager_fields::kInputTensor, Kind::kTensor},
+    {Kind::kOperation, eager_fields::kOperationAttributes, Kind::kAttribute},
+    {Kind::kAttribute, kMapValue, Kind::kAttributeValue},
+    {Kind::kAttributeValue, AttrValue::kTensorFieldNumber, Kind::kTensor},
+    {Kind::kAttributeValue, AttrValue::kListFieldNumber, Kind::kAttributeList},
+    {Kind::kAttributeValue, AttrValue::kFuncFieldNumber, Kind::kFunction},
+    {Kind::kAttributeList, AttrValue::ListValue::kTensorFieldNumber, Kind::kTensor},
+    {Kind::kAttributeList, AttrValue::ListValue::kFuncFieldNumber, Kind::kFunction},
+    {Kind::kFunction, tensorflow::NameAttrList::kAttrFieldNumber, Kind::kAttribute},
     {Kind::kSentTensors, eager_fields::kSentTensors, Kind::kTensor},
     {Kind::kPackedHandle, eager_fields::kPackedHandles, Kind::kPackedItem},
     {Kind::kPackedItem, eager_fields::kLocalHandle, Kind::kLocalHandle},
@@ -161,13 +178,15 @@ Status TooMuch(const ObjectBudget& budget, const std::string& what) {
 Status NotAMessage() { return Malformed("the TensorProto cannot be parsed"); }
 
 Status Walk(Kind kind, sw_bytes in, int depth, ObjectBudget* budget) {
-  if (kind == Kind::kTensor && ++depth > kMaxObjectDepth) {
+  const bool is_nested = kind == Kind::kTensor || kind == Kind::kFunction;
+  if (is_nested && ++depth > kMaxObjectDepth) {
     return Malformed("tensors nested more than " + std::to_string(kMaxObjectDepth) + " deep");
   }
   if (!budget->Spend(CostOf(kind))) return TooMuch(*budget, "too many objects");
   while (in.len > 0) {
     uint64_t tag = 0, value = 0;
-    if (!TakeVarint(&in, &tag)) return NotAMessage();
+    // Of a longer one, TensorFlow's parser would look at the last 32 bits only.
+    if (!TakeVarint(&in, &tag) || tag > std::numeric_limits<uint32_t>::max()) return NotAMessage();
     const uint64_t field = tag >> 3;
     bool ok = field != 0;
     switch (tag & 7) {

@@ -92,6 +92,7 @@ inline constexpr int kEnqueueQueue = 3;
 inline constexpr int kItemOperation = 2;
 inline constexpr int kItemSendTensor = 3;
 inline constexpr int kItemSendPackedHandle = 7;
+inline constexpr int kOperationAttributes = 5;
 inline constexpr int kOperationInputs = 10;
 inline constexpr int kInputTensor = 2;
 inline constexpr int kSentTensors = 2;

@@ -26,6 +26,7 @@ static_assert(EnqueueRequest::kQueueFieldNumber == eager_fields::kEnqueueQueue);
 static_assert(QueueItem::kOperationFieldNumber == eager_fields::kItemOperation);
 static_assert(QueueItem::kSendTensorFieldNumber == eager_fields::kItemSendTensor);
 static_assert(QueueItem::kSendPackedHandleFieldNumber == eager_fields::kItemSendPackedHandle);
+static_assert(Operation::kAttrsFieldNumber == eager_fields::kOperationAttributes);
 static_assert(Operation::kOpInputsFieldNumber == eager_fields::kOperationInputs);
 static_assert(Operation::Input::kTensorFieldNumber == eager_fields::kInputTensor);
 static_assert(tensorflow::eager::SendTensorOp::kTensorsFieldNumber == eager_fields::kSentTensors);

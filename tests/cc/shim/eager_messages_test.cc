@@ -215,5 +215,25 @@ TEST(EagerMessages, FewBytesDoNotBecomeManyObjects) {
   EXPECT_FALSE(CheckWire(AsBytes(bytes), TensorCarrier::kEnqueueRequest).ok());
 }
 
+TEST(EagerMessages, TensorsOfAttributesAreCounted) {
+  for (const bool in_function : {false, true}) {
+    EnqueueRequest request;
+    auto& attributes = *request.add_queue()->mutable_operation()->mutable_attrs();
+    tensorflow::AttrValue* value = &attributes["value"];
+    if (in_function) value = &(*value->mutable_list()->add_func()->mutable_attr())["within"];
+    const auto check = [&] { return Receive(request, TensorCarrier::kEnqueueRequest); };
+    value->mutable_list()->add_tensor()->set_dtype(tensorflow::DT_FLOAT);
+    EXPECT_EQ(StatusMessage(check()).find("too many objects"), std::string::npos);
+    for (int i = 0; i < 100000; ++i) value->mutable_list()->add_tensor();
+    EXPECT_NE(StatusMessage(check()).find("too many objects"), std::string::npos) << StatusMessage(check());
+  }
+  // Functions in attributes of functions, which take the stack.
+  EnqueueRequest request;
+  auto* attributes = request.add_queue()->mutable_operation()->mutable_attrs();
+  for (int depth = 0; depth < 40; ++depth) attributes = (*attributes)["f"].mutable_func()->mutable_attr();
+  const std::string bytes = request.SerializeAsString();
+  EXPECT_NE(StatusMessage(CheckWire(AsBytes(bytes), TensorCarrier::kEnqueueRequest)).find("deep"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace starwire

@@ -248,6 +248,22 @@ TEST(Objects, RunGraphRequests) {
   EXPECT_FALSE(CheckWire({reinterpret_cast<const uint8_t*>("\x1a\xff"), 2}, TensorCarrier::kRunGraphRequest).ok());
 }
 
+// TensorFlow's parser takes the last 32 bits of a longer tag.
+TEST(Objects, TagsThatTensorFlowReadsAsOthersAreRefused) {
+  const std::string many =
+      Variant("tensorflow::data::Optional", std::vector<TensorProto>(100000), "\1").SerializeAsString();
+  tensorflow::NamedTensorProto named;
+  ASSERT_TRUE(named.mutable_tensor()->ParseFromString(many));
+  const std::string content = named.SerializeAsString();
+  for (const std::string& tag : {std::string("\x1a"), std::string("\x9a\x80\x80\x80\x10")}) {
+    const std::string bytes = tag + Varint(content.size()) + content;
+    tensorflow::RunGraphRequest request;
+    ASSERT_TRUE(request.ParseFromString(bytes));
+    ASSERT_EQ(request.send_size(), 1);
+    EXPECT_FALSE(CheckWire(AsBytes(bytes), TensorCarrier::kRunGraphRequest).ok());
+  }
+}
+
 TEST(Objects, ConstantsOfGraphs) {
   tensorflow::GraphDef graph;
   auto* node = graph.add_node();
