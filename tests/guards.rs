@@ -95,6 +95,11 @@ fn unguarded(code: &str) -> (Vec<String>, usize) {
             functions.extend(items(arguments).into_iter().nth(3));
         }
     }
+    for (at, begin) in code.match_indices("sw_engine_when_written(") {
+        if let Some(arguments) = code[at + begin.len()..].split(");").next() {
+            functions.extend(items(arguments).into_iter().nth(1));
+        }
+    }
     for (at, _) in code.match_indices("out.name = ") {
         functions.extend(code[at + 11..].split(';').next().map(str::to_string).filter(|value| value.contains('&')));
     }
@@ -137,6 +142,7 @@ fn an_unguarded_function_would_be_found() {
     assert_eq!(found(vtable), ["&A::Done"]);
     let payload = "const sw_payload payload = {&part, 1, bytes, [](void* owner) { delete owner; }};";
     assert_eq!(found(payload), ["[](void* owner) { delete owner; }"]);
+    assert_eq!(found("sw_engine_when_written(engine_.get(), call, new Then(then));"), ["call"]);
     assert_eq!(found("sw_payload payload_ = {nullptr, 0, nullptr, nullptr};"), Vec::<String>::new());
     assert_eq!(found("out->Set(base, bytes, new Lent{hook, pool}, &ReleaseHook);"), ["&ReleaseHook"]);
 }

@@ -204,7 +204,7 @@ Status RegisterServers() {
       if (!IsTaken(protocol.name)) missing.push_back(protocol);
     }
     RegisterServerFactory("STARWIRE_MISSING_PROTOCOLS", new MissingFactory(std::move(missing)));
-    SetRecoverable(&UsesOnlyState);
+    SetNeedsOf(&NeedsOf);
     // If another copy of this library is loaded, its passes are enough.
     if (RegisterFuseOps()) {
       RegisterStarOps();

@@ -84,6 +84,11 @@ Status StarClient::Named(const StarCallee& callee, const Status& status) {
 void StarClient::Call() {
   static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&StarClient::OnAlloc>,
                                        Guarded<&StarClient::OnDone, &StarClient::DoneThrew>};
+  const Status lacks = CheckNeeds(callee_->needs, callee_->task, where_.session);
+  if (!lacks.ok()) {
+    Finish(lacks);
+    return;
+  }
   if (callee_->can_repeat && number_ == 0) lane_ = sw_channel_lane_take(where_.channel->handle(), &number_);
   StarCall call;
   call.step_id = where_.step_id;
@@ -140,7 +145,7 @@ void StarClient::Send(uint32_t method, const std::vector<uint8_t>& meta, const s
     has_id_ = false;
   }
   Ref();
-  const bool waits = callee_->can_recover && number_ != 0;
+  const bool waits = callee_->can_recover() && number_ != 0;
   const uint32_t deadline_ms = waits ? RecoverMs() : attempt_ == 0 ? 0 : kReconnectMs;
   const uint32_t flags = SW_CALL_DEADLINE_TO_CONNECT | (waits ? SW_CALL_WAIT_FOR_READY : 0);
   const uint64_t id =
@@ -243,7 +248,7 @@ void StarClient::Arrived(const Status& status, bool unknown) {
 }
 
 bool StarClient::CreateSession(const Status& status) {
-  if (!callee_->can_recover || !IsSessionForgotten(status) || ++sessions_ > kMaxSessions) return false;
+  if (!callee_->can_recover() || !IsSessionForgotten(status) || ++sessions_ > kMaxSessions) return false;
   CreateSessionAgain(callee_->task, where_.session, where_.channel, status, [this](const Status& created) {
     if (created.ok()) {
       Call();
@@ -262,7 +267,7 @@ void StarClient::Repeat(const Status& lost) {
   }
   if (lost_.ok()) lost_ = lost;
   // A server that came back lacks what the call needs, and does not notice it.
-  const bool lacks = RecoverMs() != 0 && !callee_->can_recover;
+  const bool lacks = RecoverMs() != 0 && !callee_->can_recover();
   if (number_ == 0 || cancelled || lacks || ++attempt_ > kMaxAttempts) {
     Finish(lost_);
   } else {

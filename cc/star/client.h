@@ -15,6 +15,7 @@
 #include "cc/rendezvous/rendezvous.h"
 #include "cc/star/call_codec.h"
 #include "cc/star/value_codec.h"
+#include "cc/worker/session_recovery.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/cancellation.h"
@@ -58,8 +59,9 @@ struct StarCallee {
   bool last = false;
   // It neither keeps nor takes values in slots, which are lost with their connection: it may be sent again.
   bool can_repeat = false;
-  // It uses nothing of its server but what a state keeps: it waits for a server that comes back.
-  bool can_recover = false;
+  // If it is only the state, it waits for a server that comes back.
+  Needs needs = Needs::kMore;
+  bool can_recover() const { return needs == Needs::kState; }
   // Part of a function, whose callers expect errors to name the remote target as TensorFlow's gRPC client does.
   bool of_function = false;
 };

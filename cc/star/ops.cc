@@ -63,7 +63,7 @@ class StarCallKernel : public AsyncOpKernel {
     callee_.incarnation = static_cast<uint64_t>(incarnation);
     if (RecoverMs() != 0 && handles_.empty()) {
       tensorflow::GraphDef graph;
-      callee_.can_recover = graph.ParseFromString(*callee_.plan) && UsesOnlyState(graph);
+      if (graph.ParseFromString(*callee_.plan)) callee_.needs = NeedsOf(graph);
     }
     uses_slots_ = callee_.last;
     callee_.can_repeat = !callee_.last && feeds_.size() == static_cast<size_t>(inputs);

@@ -98,16 +98,21 @@ void StarService::AllChanged() {
   if (state_.is_on()) state_.AllChanged();
 }
 
-void StarService::WhenWritten(std::function<void(const Status& status)> then) {
-  using Then = std::function<void(const Status&)>;
-  const auto call = [](void* ctx, uint32_t is_written) {
-    const std::unique_ptr<Then> then(static_cast<Then*>(ctx));
-    (*then)(is_written != 0
-                ? OkStatus()
-                : MakeStatus(kUnavailable, "starwire: the server stopped before it had written the changes"));
-  };
+namespace {
+
+using Then = std::function<void(const Status& status)>;
+
+void IsWritten(void* ctx, uint32_t is_written) {
+  const std::unique_ptr<Then> then(static_cast<Then*>(ctx));
+  (*then)(is_written != 0 ? OkStatus()
+                          : MakeStatus(kUnavailable, "starwire: the server stopped before it had written the changes"));
+}
+
+}  // namespace
+
+void StarService::WhenWritten(Then then) {
   if (!started_.load(std::memory_order_acquire)) return then(OkStatus());
-  sw_engine_when_written(engine_.get(), call, new Then(std::move(then)));
+  sw_engine_when_written(engine_.get(), Guarded<&IsWritten>, new Then(std::move(then)));
 }
 
 sw_code StarService::Restore(void* ctx, const sw_state* state, sw_star_failure* failure) {

@@ -241,6 +241,11 @@ class StateVariable {
 
   void SetSize(uint64_t rows, uint64_t row_bytes) {
     std::lock_guard<std::mutex> lock(mu_);
+    if (rows != rows_) {
+      // The marks are of another size. What they stand for is in the value that is about to be written.
+      rows_changed_.clear();
+      count_ = 0;
+    }
     rows_ = rows;
     row_bytes_ = row_bytes;
   }
@@ -546,14 +551,18 @@ void StarState::AllChanged() {
   for (const auto& variable : All()) variable->AllChanged();
 }
 
-bool UsesOnlyState(const GraphDef& graph) {
-  if (graph.library().function_size() > 0) return false;
-  return std::all_of(graph.node().begin(), graph.node().end(), [](const NodeDef& node) {
-    if (IsTransfer(node)) return true;
+Needs NeedsOf(const GraphDef& graph) {
+  Needs needs = graph.library().function_size() > 0 ? Needs::kMore : Needs::kState;
+  for (const NodeDef& node : graph.node()) {
+    if (IsTransfer(node)) continue;
     const uint32_t known = KnowledgeOf(node.op());
-    if ((known & SW_OP_IS_SHAREABLE) == 0 || HasFunctions(node)) return false;
-    return (known & SW_OP_IS_VARIABLE) == 0 || IsKept(node);
-  });
+    const bool is_lost_variable = (known & SW_OP_IS_VARIABLE) != 0 && !IsKept(node);
+    if ((known & SW_OP_KNOWN) == 0 || HasFunctions(node) || is_lost_variable) return Needs::kObjects;
+    if ((known & SW_OP_IS_SHAREABLE) != 0) continue;
+    if ((known & SW_OP_IS_NAMED) != 0) return Needs::kObjects;
+    needs = Needs::kMore;
+  }
+  return needs;
 }
 
 void StarState::Write(sw_changes* changes, bool early) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cc/base/compat.h"
+#include "cc/worker/session_recovery.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
@@ -27,9 +28,8 @@ namespace starwire {
 
 class StateVariable;
 
-// Whether a graph uses nothing of its server but what a state keeps, so that a session can go on with it on a server
-// that came back. A queue, say, would be empty, and whoever takes from it would wait forever.
-bool UsesOnlyState(const tensorflow::GraphDef& graph);
+// A session can go on on a server that came back with graphs that need nothing of it but its state.
+Needs NeedsOf(const tensorflow::GraphDef& graph);
 
 // A variable that a plan may change.
 struct StateUpdate {

@@ -1,18 +1,15 @@
 #include "cc/worker/remote_worker.h"
 
-#include <algorithm>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
-#include "cc/base/completion_batch.h"
-#include "cc/base/guard.h"
 #include "cc/base/recovery.h"
 #include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
 #include "cc/worker/session_recovery.h"
+#include "cc/worker/worker_call.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/tensor_coding.h"
 #include "tensorflow/core/lib/strings/str_util.h"
@@ -27,247 +24,13 @@ using tensorflow::protobuf::MessageLite;
 
 namespace {
 
-// Connects TensorFlow's cancel callback to a call that may not have an id yet, or may be over.
-class Cancellation {
- public:
-  explicit Cancellation(std::shared_ptr<Channel> channel) : channel_(std::move(channel)) {}
-
-  void Started(uint64_t id) {
-    bool cancel;
-    {
-      std::lock_guard<std::mutex> lock(mu_);
-      id_ = id;
-      started_ = true;
-      cancel = wanted_;
-    }
-    if (cancel) Send();
-  }
-
-  bool wanted() {
-    std::lock_guard<std::mutex> lock(mu_);
-    return wanted_;
-  }
-
-  // Runs under the lock of the CallOptions, which the completion takes as well.
-  void Cancel() {
-    {
-      std::lock_guard<std::mutex> lock(mu_);
-      wanted_ = true;
-      if (!started_) return;
-    }
-    Send();
-  }
-
- private:
-  void Send() {
-    static const std::string kMessage = "cancelled by the caller";
-    CompletionBatch::DeferScope defer;
-    sw_channel_cancel(channel_->handle(), id_, kCancelled, AsBytes(kMessage));
-  }
-
-  const std::shared_ptr<Channel> channel_;
-  std::mutex mu_;
-  uint64_t id_ = 0;  // written once, before started_
-  bool started_ = false;
-  bool wanted_ = false;
-};
-
-using Parser = std::function<Status(sw_bytes reply)>;
-
-// Of OneCall::Start(): the call waits for a connection, at most RecoverMs().
-constexpr uint32_t kWaitToConnect = SW_CALL_WAIT_FOR_READY | SW_CALL_DEADLINE_TO_CONNECT;
-
-Status Unexpected(sw_bytes reply) {
-  return MakeStatus(kInternal,
-                    "the reply is not the expected protocol buffer (" + std::to_string(reply.len) + " bytes)");
-}
-
-// One call in progress. Belongs to the transport from sw_channel_call() to Done().
-class OneCall {
- public:
-  OneCall(std::shared_ptr<Channel> channel, std::string target, Parser parse, StatusCallback done, CallOptions* opts)
-      : channel_(std::move(channel)),
-        target_(std::move(target)),
-        parse_(std::move(parse)),
-        done_(std::move(done)),
-        opts_(opts) {}
-
-  // The reply is not parsed: its `size` bytes go to `to`.
-  void ReceiveInto(void* to, size_t size) {
-    destination_ = to;
-    expected_ = size;
-    into_ = true;
-  }
-
-  // Called instead of the completion if the connection is lost, so that nobody knows whether the request has run.
-  void IfLost(StatusCallback again) { if_lost_ = std::move(again); }
-
-  // Owns itself from here on.
-  void Start(Method method, const MessageLite& request, uint32_t flags) {
-    // After a graph has run, a master only records that and decrements a counter.
-    brief_ = method == Method::kRunGraph || method == Method::kCleanupGraph;
-    const size_t size = request.ByteSizeLong();
-    if (size > static_cast<size_t>(std::numeric_limits<int>::max())) {
-      done_(MakeStatus(kInvalidArgument, "a request of " + std::to_string(size) + " bytes to " + target_ +
-                                             " does not fit into a protocol buffer (2 GB at most)"));
-      delete this;
-      return;
-    }
-    waits_ = flags == kWaitToConnect;
-    uint32_t deadline_ms = waits_ ? RecoverMs() : 0;
-    std::shared_ptr<Cancellation> cancellation;
-    if (opts_ != nullptr) {
-      const int64_t timeout = opts_->GetTimeout();
-      if (timeout > 0) {
-        deadline_ms = static_cast<uint32_t>(std::min<int64_t>(timeout, std::numeric_limits<uint32_t>::max()));
-        flags &= ~static_cast<uint32_t>(SW_CALL_DEADLINE_TO_CONNECT);
-        waits_ = false;
-      }
-      cancellation_ = cancellation = std::make_shared<Cancellation>(channel_);
-      opts_->SetCancelCallback([cancellation] { cancellation->Cancel(); });
-    }
-    static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&OneCall::Alloc>,
-                                         Guarded<&OneCall::Done, &OneCall::DoneThrew>};
-    const std::shared_ptr<Channel> channel = channel_;  // `this` may be gone when sw_channel_call returns
-    uint64_t id;
-    if (size == 0) {
-      id = sw_channel_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, nullptr, deadline_ms, flags,
-                           &kVtable, this);
-    } else {
-      uint8_t* bytes = new uint8_t[size];
-      request.SerializeWithCachedSizesToArray(bytes);
-      const sw_part part = {bytes, size};
-      const sw_payload payload = {&part, 1, bytes, Guarded<&DeleteArray<uint8_t>>};
-      id = sw_channel_call(channel->handle(), static_cast<uint32_t>(method), {nullptr, 0}, &payload, deadline_ms, flags,
-                           &kVtable, this);
-    }
-    if (cancellation != nullptr) cancellation->Started(id);
-  }
-
- private:
-  static sw_code Alloc(void* op, sw_bytes, size_t n, const uint64_t* lens, void** bufs) {
-    OneCall* call = static_cast<OneCall*>(op);
-    if (call->into_) {
-      if (n != 1 || lens[0] != call->expected_) {
-        call->status_ = call->WrongSize(n == 1 ? lens[0] : 0);
-        return kInternal;
-      }
-      call->size_ = call->expected_;
-      bufs[0] = call->destination_;
-      return 0;
-    }
-    if (n != 1 || lens[0] > static_cast<uint64_t>(std::numeric_limits<int>::max())) return kInternal;
-    call->size_ = static_cast<size_t>(lens[0]);
-    if (call->size_ > 0) {
-      call->body_.reset(new (std::nothrow) char[call->size_]);
-      if (call->body_ == nullptr) return 8;  // RESOURCE_EXHAUSTED
-    }
-    bufs[0] = call->body_.get();
-    return 0;
-  }
-
-  static void Done(void* op, const sw_result* result) {
-    OneCall* call = static_cast<OneCall*>(op);
-    // An error from Alloc() comes back here; its original message has been stored.
-    if (call->status_.ok()) call->status_ = StatusFromResult(*result, call->target_);
-    // Sessions recover from a server that is down, but not from a deadline.
-    if (call->waits_ && result->from_peer == 0 && result->code == kDeadlineExceeded) {
-      call->status_ = MakeStatus(kUnavailable, StatusMessage(call->status_));
-    }
-    call->lost_ = result->lost != 0;
-    const bool brief = call->brief_ && call->status_.ok() && call->size_ <= kBriefBytes;
-    CompletionBatch::Add([call] { call->Finish(); },
-                         brief ? CompletionBatch::Kind::kBrief : CompletionBatch::Kind::kAny);
-  }
-
-  static void DoneThrew(const Status& thrown, void* op, const sw_result*) {
-    OneCall* call = static_cast<OneCall*>(op);
-    call->status_ = thrown;
-    call->Finish();
-  }
-
-  void Finish() {
-    if (opts_ != nullptr) opts_->ClearCancelCallback();
-    if (cancellation_ != nullptr && cancellation_->wanted()) status_ = AfterCancellation(status_);
-    if (into_) {
-      if (status_.ok() && size_ != expected_) status_ = WrongSize(size_);
-    } else if (status_.ok()) {
-      const sw_bytes reply = {reinterpret_cast<const uint8_t*>(body_.get()), size_};
-      const Status parsed = Guard(
-          "reading the reply to a worker method", [&] { return parse_(reply); },
-          [](const Status& thrown) { return thrown; });
-      if (!parsed.ok()) status_ = MakeStatus(StatusNumber(parsed), StatusMessage(parsed) + " (from " + target_ + ")");
-    }
-    body_.reset();
-    (lost_ && if_lost_ != nullptr ? if_lost_ : done_)(status_);
-    delete this;
-  }
-
-  Status WrongSize(uint64_t size) const {
-    return MakeStatus(kInternal, target_ + " has a buffer of " + std::to_string(size) +
-                                     " bytes for this collective, but " + std::to_string(expected_) +
-                                     " were expected: all workers must call it with the same shapes and types");
-  }
-
-  const std::shared_ptr<Channel> channel_;
-  const std::string target_;
-  const Parser parse_;
-  const StatusCallback done_;
-  StatusCallback if_lost_;
-  CallOptions* const opts_;
-  std::shared_ptr<Cancellation> cancellation_;  // null if the call cannot be cancelled
-  // Bigger replies carry tensors that have to be decoded.
-  static constexpr size_t kBriefBytes = 4096;
-
-  std::unique_ptr<char[]> body_;
-  size_t size_ = 0;
-  bool into_ = false;
-  void* destination_ = nullptr;
-  size_t expected_ = 0;
-  bool brief_ = false;
-  bool waits_ = false;
-  bool lost_ = false;
-  Status status_;
-};
-
-// As often as a star call.
-constexpr int kMaxAttempts = 10;
-
-// A request that does no harm if it is made twice, which is sent again if its connection is lost.
-struct RepeatableCall {
-  std::shared_ptr<Channel> channel;
-  std::string target;
-  Method method;
-  std::shared_ptr<const MessageLite> request;
-  Parser parse;
-  StatusCallback done;
-  uint32_t flags;
-};
-
-// `lost`: how the first connection was lost.
-void Attempt(const std::shared_ptr<const RepeatableCall>& call, int attempts, const Status& lost) {
-  StatusCallback done = [call, lost](const Status& status) {
-    // That there is no new connection says less than how the last one was lost.
-    call->done(StatusNumber(status) == kUnavailable && !lost.ok() ? lost : status);
-  };
-  auto* attempt = new OneCall(call->channel, call->target, call->parse, std::move(done), nullptr);
-  if (attempts > 1) {
-    attempt->IfLost([call, attempts, lost](const Status& now) { Attempt(call, attempts - 1, lost.ok() ? now : lost); });
-  }
-  attempt->Start(call->method, *call->request, call->flags);
-}
-
-void CallRepeatedly(RepeatableCall call) {
-  Attempt(std::make_shared<const RepeatableCall>(std::move(call)), kMaxAttempts, OkStatus());
-}
-
-Parser ParseInto(MessageLite* response) {
+ReplyParser ParseInto(MessageLite* response) {
   return [response](sw_bytes reply) {
     return response->ParseFromArray(reply.data, static_cast<int>(reply.len)) ? OkStatus() : Unexpected(reply);
   };
 }
 
-Parser ParseInto(tensorflow::RunGraphResponse* response) {
+ReplyParser ParseInto(tensorflow::RunGraphResponse* response) {
   return [response](sw_bytes reply) {
     Status status = CheckWire(reply, TensorCarrier::kRunGraphResponse);
     if (!status.ok()) return status;
@@ -281,12 +44,6 @@ Parser ParseInto(tensorflow::RunGraphResponse* response) {
 
 }  // namespace
 
-void CallTask(const std::shared_ptr<Channel>& channel, const std::string& task, Method method,
-              std::shared_ptr<const MessageLite> request, StatusCallback done) {
-  const Parser parse = [](sw_bytes) { return OkStatus(); };
-  CallRepeatedly({channel, task, method, std::move(request), parse, std::move(done), kWaitToConnect});
-}
-
 // Graphs that a server forgets when it is restarted, although it has its variables back: they are registered again.
 // Lives as long as its requests.
 class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::Graphs> {
@@ -296,7 +53,10 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
 
   void Register(const tensorflow::RegisterGraphRequest& request, tensorflow::RegisterGraphResponse* response,
                 StatusCallback done) {
-    if (!IsRecoverable(request.graph_def())) {
+    const Needs needs = GraphNeeds(request.graph_def());
+    const Status lacks = CheckNeeds(needs, target_, request.session_handle());
+    if (!lacks.ok()) return done(lacks);
+    if (needs != Needs::kState || !IsSessionKept(target_, request.session_handle())) {
       Start(Method::kRegisterGraph, request, ParseInto(response), std::move(done), nullptr, 0);
       return;
     }
@@ -308,7 +68,7 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
       }
       done(status);
     };
-    RegisterInSession(kept, response, std::move(keep), kMaxRestarts);
+    RegisterInSession(kept, response, std::move(keep), nullptr, kMaxRestarts);
   }
 
   void ForgetSession(const std::string& session) {
@@ -337,7 +97,14 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
       Start(Method::kRunGraph, request, ParseInto(response), std::move(done), opts, 0);
       return;
     }
-    RunAs(graph, opts, request, response, std::move(done), kMaxRestarts);
+    auto cancellation = std::make_shared<StagedCancellation>();
+    cancellation->Begin(opts);
+    StatusCallback end = [cancellation, done = std::move(done)](const Status& status) {
+      cancellation->End();
+      done(status);
+    };
+    // What earlier parts of a run have done is gone with the server.
+    RunAs(graph, cancellation, request, response, std::move(end), request.is_partial() ? 0 : kMaxRestarts);
   }
 
  private:
@@ -358,30 +125,31 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
 
   // `restarts`: of the server, at most so many.
   template <typename Response>
-  void RunAs(const Graph& graph, CallOptions* opts, const tensorflow::RunGraphRequest& request, Response* response,
-             StatusCallback done, int restarts) {
-    StatusCallback heal = [self = shared_from_this(), graph, opts, &request, response, done = std::move(done),
+  void RunAs(const Graph& graph, const std::shared_ptr<StagedCancellation>& cancellation,
+             const tensorflow::RunGraphRequest& request, Response* response, StatusCallback done, int restarts) {
+    StatusCallback heal = [self = shared_from_this(), graph, cancellation, &request, response, done = std::move(done),
                            restarts](const Status& status) {
       if (restarts > 0 && (IsSessionForgotten(status) || IsGraphForgotten(status))) {
-        self->RunAgain(graph, opts, request, response, done, restarts - 1);
+        self->RunAgain(graph, cancellation, request, response, done, restarts - 1);
       } else {
         done(status);
       }
     };
     if (graph.handle == request.graph_handle()) {
-      Start(Method::kRunGraph, request, ParseInto(response), std::move(heal), opts);
-      return;
+      Start(Method::kRunGraph, request, ParseInto(response), std::move(heal), cancellation->current());
+    } else {
+      tensorflow::RunGraphRequest renamed = request;
+      renamed.set_graph_handle(graph.handle);
+      Start(Method::kRunGraph, renamed, ParseInto(response), std::move(heal), cancellation->current());
     }
-    tensorflow::RunGraphRequest renamed = request;
-    renamed.set_graph_handle(graph.handle);
-    Start(Method::kRunGraph, renamed, ParseInto(response), std::move(heal), opts);
+    cancellation->Started();
   }
 
   template <typename Response>
-  void RunAgain(const Graph& graph, CallOptions* opts, const tensorflow::RunGraphRequest& request, Response* response,
-                StatusCallback done, int restarts) {
+  void RunAgain(const Graph& graph, const std::shared_ptr<StagedCancellation>& cancellation,
+                const tensorflow::RunGraphRequest& request, Response* response, StatusCallback done, int restarts) {
     auto registered = std::make_shared<tensorflow::RegisterGraphResponse>();
-    StatusCallback run = [self = shared_from_this(), graph, opts, &request, response, registered,
+    StatusCallback run = [self = shared_from_this(), graph, cancellation, &request, response, registered,
                           done = std::move(done), restarts](const Status& status) {
       if (!status.ok()) return done(status);
       const std::string& handle = registered->graph_handle();
@@ -390,29 +158,30 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
         const auto found = self->graphs_.find({request.session_handle(), request.graph_handle()});
         if (found != self->graphs_.end()) found->second.handle = handle;
       }
-      self->RunAs({graph.request, handle}, opts, request, response, done, restarts);
+      self->RunAs({graph.request, handle}, cancellation, request, response, done, restarts);
     };
-    RegisterInSession(graph.request, registered.get(), std::move(run), restarts);
+    RegisterInSession(graph.request, registered.get(), std::move(run), cancellation, restarts);
   }
 
   // Creates the session again if the server has forgotten it.
   void RegisterInSession(const std::shared_ptr<const tensorflow::RegisterGraphRequest>& request,
-                         tensorflow::RegisterGraphResponse* response, StatusCallback done, int restarts) {
-    StatusCallback heal = [self = shared_from_this(), request, response, done = std::move(done),
+                         tensorflow::RegisterGraphResponse* response, StatusCallback done,
+                         const std::shared_ptr<StagedCancellation>& cancellation, int restarts) {
+    StatusCallback heal = [self = shared_from_this(), request, response, done = std::move(done), cancellation,
                            restarts](const Status& status) {
       if (restarts == 0 || !IsSessionForgotten(status)) return done(status);
       CreateSessionAgain(self->target_, request->session_handle(), self->channel_, status,
-                         [self, request, response, done, restarts](const Status& created) {
+                         [self, request, response, done, cancellation, restarts](const Status& created) {
                            if (!created.ok()) return done(created);
-                           self->RegisterInSession(request, response, done, restarts - 1);
+                           self->RegisterInSession(request, response, done, cancellation, restarts - 1);
                          });
     };
-    CallRepeatedly(
-        {channel_, target_, Method::kRegisterGraph, request, ParseInto(response), std::move(heal), kWaitToConnect});
+    CallRepeatedly({channel_, target_, Method::kRegisterGraph, request, ParseInto(response), std::move(heal),
+                    kWaitToConnect, cancellation});
   }
 
   // Waits for a server that is down, but sends nothing twice.
-  void Start(Method method, const MessageLite& request, Parser parse, StatusCallback done, CallOptions* opts,
+  void Start(Method method, const MessageLite& request, ReplyParser parse, StatusCallback done, CallOptions* opts,
              uint32_t flags = kWaitToConnect) {
     (new OneCall(channel_, target_, std::move(parse), std::move(done), opts))->Start(method, request, flags);
   }
@@ -475,8 +244,8 @@ void RemoteWorker::CreateWorkerSessionAsync(const tensorflow::CreateWorkerSessio
   }
   // A server that has the session already leaves it as it is.
   auto kept = std::make_shared<const tensorflow::CreateWorkerSessionRequest>(*request);
-  StatusCallback keep = [task = target_, kept, done = std::move(done)](const Status& status) {
-    if (status.ok()) KeepSession(task, *kept);
+  StatusCallback keep = [task = target_, kept, response, done = std::move(done)](const Status& status) {
+    if (status.ok() && IsStateKept(*response)) KeepSession(task, *kept);
     done(status);
   };
   CallRepeatedly(

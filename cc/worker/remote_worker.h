@@ -14,11 +14,6 @@
 
 namespace starwire {
 
-// Calls a method whose reply does not matter, and which may run twice. Waits for a task that is down, at most
-// RecoverMs().
-void CallTask(const std::shared_ptr<Channel>& channel, const std::string& task, Method method,
-              std::shared_ptr<const tensorflow::protobuf::MessageLite> request, tensorflow::StatusCallback done);
-
 // The rendezvous finds its channel by casting the result of WorkerCacheInterface::GetOrCreateWorker() to this class. A
 // call keeps its own reference to the channel: the worker may be released while calls are in progress.
 class RemoteWorker : public tensorflow::WorkerInterface {

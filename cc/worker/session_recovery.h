@@ -3,6 +3,7 @@
 #ifndef STARWIRE_CC_WORKER_SESSION_RECOVERY_H_
 #define STARWIRE_CC_WORKER_SESSION_RECOVERY_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -14,16 +15,33 @@
 
 namespace starwire {
 
-// A master of this process has created a session on a task, or deletes it. Sessions with isolated state are not kept:
-// their variables are gone.
+// A server with a state says so when it creates a session. On any other, a session that is created again would go on
+// with variables that have no value.
+void SayThatStateIsKept(tensorflow::CreateWorkerSessionResponse* response);
+bool IsStateKept(const tensorflow::CreateWorkerSessionResponse& response);
+
+// A master of this process has created a session on a task with a state, or deletes it. Sessions with isolated state
+// are not kept: their variables are gone.
 void KeepSession(const std::string& task, const tensorflow::CreateWorkerSessionRequest& request);
 void DropSession(const std::string& task, const std::string& handle);
+bool IsSessionKept(const std::string& task, const std::string& handle);
 
-// Whether a graph uses nothing of its server but what the state of one keeps: `test` says so. Before servers start.
-void SetRecoverable(bool (*test)(const tensorflow::GraphDef& graph));
-bool IsRecoverable(const tensorflow::GraphDef& graph);
+// What a graph needs of its server.
+enum class Needs : uint8_t {
+  kState,    // nothing but what a state keeps
+  kMore,     // files, say, or random numbers
+  kObjects,  // objects of the session that a server lacks which came back: whoever takes from a queue would wait
+             // forever
+};
 
-// Whether a task has answered that it does not know the session, or the graph.
+// `needs_of` finds it out. Before servers start.
+void SetNeedsOf(Needs (*needs_of)(const tensorflow::GraphDef& graph));
+Needs GraphNeeds(const tensorflow::GraphDef& graph);
+// OK unless the session was created again, and so lacks what is needed.
+Status CheckNeeds(Needs needs, const std::string& task, const std::string& handle);
+
+// Whether a task has answered that it does not know the session, or the graph. An error that it got from another task
+// says nothing about this one.
 bool IsSessionForgotten(const Status& status);
 bool IsGraphForgotten(const Status& status);
 

@@ -167,6 +167,11 @@ void StarwireWorker::SetSessionObserver(std::weak_ptr<SessionObserver> observer)
   observer_ = std::move(observer);
 }
 
+bool StarwireWorker::KeepsState() {
+  const std::shared_ptr<SessionObserver> observer = Observer();
+  return observer != nullptr && observer->KeepsState();
+}
+
 std::shared_ptr<SessionObserver> StarwireWorker::Observer() {
   std::lock_guard<std::mutex> lock(mu_);
   return observer_.lock();

@@ -40,6 +40,8 @@ class StarwireWorker : public tensorflow::GrpcWorker {
   // Runs deferred work.
   void SetQueues(std::shared_ptr<ServerQueues> queues);
   void SetSessionObserver(std::weak_ptr<SessionObserver> observer);
+  // Whether its variables outlive the process.
+  bool KeepsState();
 
   void RegisterGraphAsync(const tensorflow::RegisterGraphRequest* request, tensorflow::RegisterGraphResponse* response,
                           tensorflow::StatusCallback done) override;

@@ -14,6 +14,7 @@
 #include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
 #include "cc/worker/recv_buf.h"
+#include "cc/worker/session_recovery.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -226,11 +227,14 @@ void WorkerService::Finish(const std::shared_ptr<ServedCall>& call, const Status
     auto found = shard.calls.find(call->ticket);
     if (found != shard.calls.end() && found->second == call) shard.calls.erase(found);
   }
+  const auto refuse = [&](const Status& error) { ReplyError(engine_.get(), call->ticket, error); };
   if (status.ok()) {
-    call->SendResponse(engine_.get());
+    // There may be no memory for the answer.
+    Guard(
+        "answering a worker method", [&] { call->SendResponse(engine_.get()); }, refuse);
   } else {
     VLOG(1) << "starwire: worker method " << std::to_string(call->method) << " failed: " << status;
-    ReplyError(engine_.get(), call->ticket, status);
+    refuse(status);
   }
   running_.fetch_sub(1, std::memory_order_release);
 }
@@ -354,7 +358,10 @@ void WorkerService::OnCall(const sw_call_request* request) {
           request, Place::kPool, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
             worker->CreateWorkerSessionAsync(
                 &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
-                  if (status.ok()) peer_sessions_.SessionCreated(call->ticket.conn, call->request.session_handle());
+                  if (status.ok()) {
+                    peer_sessions_.SessionCreated(call->ticket.conn, call->request.session_handle());
+                    if (worker_->KeepsState()) SayThatStateIsKept(&call->response);
+                  }
                   done(status);
                 });
           });

@@ -179,6 +179,42 @@ def begin_whole(target):
     state["whole"].pop()[0].close()
 
 
+def outcome(session, at):
+    """Runs a step, or the initialiser if `at` is negative. Returns the error's name."""
+    sess, _, adds = state["whole"][session]
+    try:
+        sess.run(adds[at] if at >= 0 else sess.graph.get_operation_by_name("init"))
+        return "OK"
+    except tf.errors.OpError as error:
+        return type(error).__name__
+
+
+def begin_mixed(target):
+    """A session whose steps count on a server, and take from a queue there."""
+    with tf.Graph().as_default() as graph:
+        with tf.device("/job:ps/task:0"):
+            count = one().get_variable("mixed", (), tf.int64, one().zeros_initializer())
+            queue = tf.queue.FIFOQueue(3, [tf.float32], [()], shared_name="mixed")
+            steps = {"add": one().assign_add(count, 1), "put": queue.enqueue(1.0), "size": queue.size()}
+        with tf.device("/job:worker/task:0"):
+            steps["take"] = queue.dequeue() * 2.0
+            steps["count"] = count * 1
+        sess = one().Session(target, graph=graph)
+        sess.run(one().global_variables_initializer())
+        state["mixed"] = sess, steps
+    return [mixed(step) for step in ("put", "put", "take", "add")]
+
+
+def mixed(step):
+    """Returns what a step returns, or the error's name."""
+    sess, steps = state["mixed"]
+    try:
+        result = sess.run(steps[step])
+        return None if result is None else float(result)
+    except tf.errors.OpError as error:
+        return type(error).__name__
+
+
 def add_whole(which):
     for session, at in which:
         sess, _, adds = state["whole"][session]
@@ -214,6 +250,18 @@ def test_a_server_that_came_back_takes_no_graph_for_another(fresh_cluster, tmp_p
         order = [(0, 2), (1, 1), (0, 1), (1, 2), (1, 0), (0, 0)]
         worker.call(add_whole, order + order[::-1])
         assert worker.call(whole) == [[expected] * 3] * 2
+
+
+@pytest.mark.parametrize("protocol", ["grpc++", "star_server"])
+def test_a_server_without_a_state_that_comes_back_is_an_error(fresh_cluster, protocol):
+    """Sessions recover from it, but not from variables without a value; and no graph is taken for another."""
+    cluster = fresh_cluster((("ps", 1), ("worker", 1)), protocol=protocol, environment={"STARWIRE_RECOVER_S": 60})
+    worker = cluster["worker", 0]
+    worker.call(begin_whole, cluster.target("worker", 0))
+    cluster["ps", 0].kill()
+    cluster.start("ps", 0)
+    order = [(0, -1), (0, 2), (1, 1), (1, -1), (0, 1)]
+    assert [worker.call(outcome, session, at) for session, at in order] == ["AbortedError"] * len(order)
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
@@ -311,6 +359,17 @@ def test_what_the_state_does_not_keep_is_an_error_and_no_hang(compared, tmp_path
         cluster.start("ps", 0)
         assert worker.result(30) in ("AbortedError", "UnavailableError")
         assert worker.call(take, cluster.target("worker", 0)) == "AbortedError"
+
+
+def test_a_session_that_goes_on_uses_no_object_that_is_gone(compared, tmp_path):
+    """Its steps with variables go on. A queue is empty, and whoever takes from it would wait forever, also in steps that were not under way."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
+        worker = cluster["worker", 0]
+        assert worker.call(begin_mixed, cluster.target("worker", 0)) == [None, None, 2, 1]
+        time.sleep(FLUSHED)
+        cluster["ps", 0].kill()
+        cluster.start("ps", 0)
+        assert [worker.call(mixed, step) for step in ("add", "take", "size", "put", "add", "count")] == [2, *["AbortedError"] * 3, 3, 3]
 
 
 def test_what_was_flushed_when_a_server_is_stopped_is_everything(compared, tmp_path):

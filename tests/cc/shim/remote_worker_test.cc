@@ -13,6 +13,8 @@
 
 #include "cc/base/status_codec.h"
 #include "cc/star/client.h"
+#include "cc/worker/session_recovery.h"
+#include "cc/worker/worker_call.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
 #include "tests/cc/shim/rig.h"
@@ -92,6 +94,40 @@ TEST(StarClientTest, CallsOfACancelledStepFailWithDerivedErrors) {
     EXPECT_EQ(StatusNumber(status), kCancelled) << status;
     EXPECT_TRUE(StatusGroup::IsDerived(status)) << status;
   }
+}
+
+// TensorFlow cancels a request once, whichever of its calls is under way, or none.
+TEST(RemoteWorkerTest, ACancellationBetweenTwoCallsReachesTheNext) {
+  tensorflow::CallOptions opts;
+  opts.SetTimeout(1234);
+  const auto cancellation = std::make_shared<StagedCancellation>();
+  cancellation->Begin(&opts);
+  EXPECT_EQ(cancellation->current()->GetTimeout(), 1234);
+  int cancelled = 0;
+  const auto start = [&] {
+    cancellation->current()->SetCancelCallback([&cancelled] { ++cancelled; });
+    cancellation->Started();
+  };
+  start();
+  EXPECT_EQ(cancelled, 0);
+  cancellation->current()->ClearCancelCallback();
+  opts.StartCancel();
+  EXPECT_EQ(cancelled, 0) << "nothing is under way";
+  start();
+  EXPECT_EQ(cancelled, 1);
+  cancellation->current()->ClearCancelCallback();
+  cancellation->End();
+  opts.StartCancel();
+}
+
+// A partition whose peer has lost its session fails with the peer's error, and has run.
+TEST(RemoteWorkerTest, OnlyItsOwnErrorSaysWhatATaskHasForgotten) {
+  const Status session = MakeStatus(kAborted, "Session handle is not found: 7"),
+               graph = MakeStatus(kAborted, "Graph handle is not found: 7");
+  EXPECT_TRUE(IsSessionForgotten(session) && IsGraphForgotten(graph));
+  EXPECT_FALSE(IsSessionForgotten(StatusGroup::MakeDerived(session)));
+  EXPECT_FALSE(IsGraphForgotten(StatusGroup::MakeDerived(graph)));
+  EXPECT_FALSE(IsSessionForgotten(graph) || IsGraphForgotten(session));
 }
 
 TEST(RemoteWorkerTest, WhatACancellationDoesNotCauseIsReported) {
