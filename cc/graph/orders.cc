@@ -10,6 +10,7 @@
 #include "cc/base/status_codec.h"
 #include "cc/graph/description.h"
 #include "cc/graph/names.h"
+#include "cc/graph/reference_reads.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -64,6 +65,9 @@ Status CopyForOthers(Graph* graph, Node* node, int output, FreeNames* names, Nod
 }  // namespace
 
 Status OrderReads(Graph* graph) {
+  // A copy of a reference would be of another moment than its taker's.
+  const Status pinned = PinReferenceReads(graph);
+  if (!pinned.ok()) return pinned;
   GraphDescription description(*graph);
   if (!description.crosses()) return OkStatus();
   description.FindFeeds();

@@ -1,12 +1,13 @@
 #include "cc/graph/reference_reads.h"
 
-#include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cc/graph/names.h"
+#include "cc/graph/operations.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/types.h"
@@ -31,18 +32,30 @@ bool IsOnCpu(const Node& node) {
   return DeviceNameUtils::ParseFullName(node.assigned_device_name(), &name) && name.type == tensorflow::DEVICE_CPU;
 }
 
-bool IsChanged(const Node& variable, int output) {
-  const auto& edges = variable.out_edges();
-  return std::any_of(edges.begin(), edges.end(), [output](const Edge* edge) {
-    return edge->src_output() == output && edge->dst()->IsOp() &&
-           tensorflow::IsRefType(edge->dst()->input_type(edge->dst_input()));
-  });
+// By device and name: the variables whose references are taken, perhaps to change them.
+using Variables = std::set<std::pair<std::string, std::string>>;
+
+Variables ReferredTo(const Graph& graph) {
+  Variables found;
+  for (const Edge* edge : graph.edges()) {
+    const bool takes = !edge->IsControlEdge() && edge->src()->IsOp() && edge->dst()->IsOp() &&
+                       tensorflow::IsRefType(edge->dst()->input_type(edge->dst_input()));
+    if (takes && IsVariable(*edge->src())) {
+      found.emplace(edge->src()->assigned_device_name(), VariableName(*edge->src()));
+    }
+  }
+  return found;
+}
+
+// What else has a reference has it from an operation that may change the variable.
+bool MayChange(const Node& source, const Variables& referred_to) {
+  return !IsVariable(source) || referred_to.count({source.assigned_device_name(), VariableName(source)}) > 0;
 }
 
 // What the consumer waits for before it looks at the variable, as far as that matters, by the nodes' numbers.
-std::map<int, Node*> AwaitedBy(const Edge& read) {
+std::map<int, Node*> AwaitedBy(const Edge& read, const Variables& referred_to) {
   const Node& reader = *read.dst();
-  const bool is_changed = IsChanged(*read.src(), read.src_output()) && !reader.IsMerge();
+  const bool is_changed = MayChange(*read.src(), referred_to) && !reader.IsMerge();
   std::map<int, Node*> inputs;
   for (const Edge* edge : reader.in_edges()) {
     if (!edge->src()->IsOp()) continue;
@@ -56,12 +69,13 @@ std::map<int, Node*> AwaitedBy(const Edge& read) {
 }  // namespace
 
 Status PinReferenceReads(Graph* graph) {
+  const Variables referred_to = ReferredTo(*graph);
   std::vector<std::pair<const Edge*, std::map<int, Node*>>> reads;
   for (const Edge* edge : graph->edges()) {
     if (!TakesValueOfReference(*edge)) continue;
     // Without anything to wait for, the value is the same, except that a reference would cross. Not every accelerator
     // has such an Identity.
-    std::map<int, Node*> awaited = AwaitedBy(*edge);
+    std::map<int, Node*> awaited = AwaitedBy(*edge, referred_to);
     if (awaited.empty() && !IsOnCpu(*edge->src())) continue;
     if (!DeviceNameUtils::IsSameAddressSpace(edge->src()->assigned_device_name(),
                                              edge->dst()->assigned_device_name())) {

@@ -3,6 +3,7 @@
 import random
 
 import failures
+import moments
 import states
 import unordered
 import unusual
@@ -22,11 +23,19 @@ FEATURES = {
     "master": 0.05,  # the session's target is a parameter server
     "names": 0.06,  # like those of starwire's nodes
     "in flight": 0.06,  # in_flight.py
+    "flags": 0.06,  # moments.py
+    "late references": 0.06,  # moments.py
 }
 # Of two that do not go together, the first one stays.
 APART = (("unordered", "failure"), ("restart", "failure"), ("restart", "master"), ("uninitialised", "failure"), ("uninitialised", "restart"), ("uninitialised", "pause"), ("uninitialised", "reshaped"), ("failure", "in flight"))
 # What is done now and then in a program with the feature.
-ACTS = {"optimizers": variables.train_dense, "scatters": variables.scatter, "reshaped": unusual.act}
+ACTS = {
+    "optimizers": variables.train_dense,
+    "scatters": variables.scatter,
+    "reshaped": unusual.act,
+    "flags": moments.flags,
+    "late references": moments.late_references,
+}
 NOTHING = {"fetch": [], "targets": [], "feed": []}
 OURS = ("starwire_feed_@", "starwire_fetch_@", "starwire_call_ps_0_@", "starwire_pivot_@", "starwire_constant_@", "starwire_branch_@", "starwire_nothing_@", "starwire_enter_@")
 # Behind the name of another node.

@@ -168,8 +168,8 @@ class Generator:
             return [self.show(one) for one in value]
         return value.ref if isinstance(value, (Val, Ref)) else value
 
-    def emit(self, op, dev, ins=None, attr=None, out=(), reads=(), writes=(), alias=False, feedable=True, ctl=(), pin=None, pool=True, **more):
-        """Adds an operation with the edges that its state requires. Returns its values."""
+    def emit(self, op, dev, ins=None, attr=None, out=(), reads=(), writes=(), alias=False, feedable=True, ctl=(), pin=None, pool=True, implied=(), **more):
+        """Adds an operation with the edges that its state requires. Returns its values. `implied`: states whose writers come before its inputs anyway."""
         reads, writes, ctl = list(reads), list(writes), list(ctl)
         flat = [one for value in (ins or {}).values() for one in (value if isinstance(value, (list, tuple)) else [value])]
         guards = [one.guard for one in flat if isinstance(one, (Val, Ref))]
@@ -188,7 +188,7 @@ class Generator:
             ctl.append(self.pivot(self.guard))
             guard = self.guard
         for state in dict.fromkeys(reads + writes):
-            ctl += self.before(state, state in writes, guard)
+            ctl += self.before(state, state in writes, guard) if state not in implied else ()
         number = self.record(op, dev, ins, attr, out, ctl, **more)
         for state in dict.fromkeys(reads + writes):
             self.used(state, number, guard, state in writes)
@@ -304,20 +304,22 @@ class Generator:
         self.guard = ()
         pred = self.pred(dev)
         types = [(self.rng.choice(self.dtypes), self.rng.choice(self.shapes)) for _ in range(self.rng.randint(1, 2))]
-        bodies = []
-        for _ in range(2):
 
-            def fill():
-                self.fill(self.rng.randint(0, 4))
-                return [self.plain_value(dtype, shape, self.device()) for dtype, shape in types]
+        def fill():
+            self.fill(self.rng.randint(0, 4))
+            return [self.plain_value(dtype, shape, self.device()) for dtype, shape in types]
 
-            bodies.append(self.body(style == "v2", False, None, fill))
+        self.conditional(style, dev, pred, types, (fill, fill))
+        self.guard = guard
+
+    def conditional(self, style, dev, pred, types, fills):
+        """A condition whose branches `fills` generates: what happens if it holds, and if not."""
+        bodies = [self.body(style == "v2", False, None, fill) for fill in fills]
         reads, writes = self.after_bodies([scope for scope, _, _ in bodies])
         parts = {}
         for name, (scope, out, ctl) in zip(("then", "else"), bodies):
             parts.update({name: scope.records, f"{name}_out": self.show(out) or [], f"{name}_ctl": ctl})
         self.structured("@cond", dev, {"pred": pred}, types, reads, writes, {**parts, "style": style})
-        self.guard = guard
 
     def structured(self, op, dev, ins, types, reads, writes, parts):
         ctl = [i for state in reads + writes for i in self.before(state, state in writes, ())]

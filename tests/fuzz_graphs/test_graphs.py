@@ -23,7 +23,7 @@ generated = functools.lru_cache(maxsize=None)(generate)
 # `make test-deep` and `make fuzz-graphs` run other seeds, for longer, and everything over all protocols. These have each switch and each kind of star call.
 PROTOCOLS = ("grpc++", "grpc+++fuse", "star_server", "star_server+fuse", "star_server_lite+parts")
 # Small programs that together have all features: the test fails if the generator no longer makes them so.
-SEEDS = (1015, 1030, 1082, 1195, 1199, 1247, 1300, 1352)
+SEEDS = (1015, 1030, 1082, 1140, 1195, 1199, 1247, 1300, 1352, 1559)
 KEPT = (1, 3, 6, 15, 16, 33)
 FUNCTIONS = (25328,), (36322, 58876)
 
@@ -161,6 +161,47 @@ def test_some_reads_and_updates_are_left_unordered():
             pairs += sum(one not in before and late["id"] not in programs.closure(body, [one]) for one in users)
             assert on_worker & set(late["waits"]) and set(late["waits"]) <= before, (seed, late)
     assert pairs > 40
+
+
+def test_conditions_on_a_flag_see_it_at_two_moments():
+    """Each has a copy of the flag, which is assigned after what had an earlier one."""
+    checked = 0
+    for seed in range(300):
+        made = generated(seed)
+        if "flags" not in made["options"].get("features", ()):
+            continue
+        body = {record["id"]: record for record in made["body"]}
+        flags = {f"{record['id']}:0": record["dev"] for record in made["init"] if record["op"] == "VariableV2" and record["out"] == [["bool", []]]}
+        moments = {}  # copy -> flag
+        for record in body.values():
+            source = body.get(programs.node_of(record["in"]["input"])) if record["op"] == "Identity" and "input" in record["in"] else None
+            handle = source["in"]["input"] if source is not None and source["op"] == "Identity" else None
+            if handle in flags and record["dev"] != flags[handle]:
+                moments[record["id"]] = handle
+        for later, handle in moments.items():
+            before = programs.closure(made["body"], [later])
+            changes = [i for i in before if body[i]["op"] == "Assign" and body[i]["in"]["ref"] == handle]
+            earlier = [i for i in moments if i != later and i in before and moments[i] == handle]
+            assert all(any(i in programs.closure(made["body"], [one]) for one in changes) for i in earlier), (seed, later)
+            checked += len(earlier)
+    assert checked > 15
+
+
+def test_late_references_wait_for_values_only():
+    """Their consumers come after an update of the variable, but have no control inputs."""
+    checked = 0
+    for seed in range(300):
+        made = generated(seed)
+        if "late references" not in made["options"].get("features", ()):
+            continue
+        handles = {f"{record['id']}:0": record["dev"] for record in made["init"] if record["op"] == "VariableV2"}
+        for record in made["body"]:
+            for handle in handles.keys() & {ref for ref in programs.each_input(record) if not isinstance(ref, dict)}:
+                if record["dev"] == handles[handle] or record.get("ctl") or record["op"] not in ("AddV2", "Mul", "Sub"):
+                    continue
+                before = programs.closure(made["body"], [record["id"]]) - {record["id"]}
+                checked += any("Assign" in r["op"] and r["in"].get("ref") == handle for r in made["body"] if r["id"] in before)
+    assert checked > 20
 
 
 def test_each_feature_is_common_enough():
