@@ -101,12 +101,23 @@ void RemoteRendezvous::StartAbort(const Status& status) {
     PayAbort();
     return;
   }
-  BaseRemoteRendezvous::StartAbort(status);
+  Abort(status);
 }
 
 void RemoteRendezvous::PayAbort() {
   if (!abort_owed_.exchange(false)) return;
-  BaseRemoteRendezvous::StartAbort(MakeStatus(kAborted, "Cleanup " + std::to_string(step_id_)));
+  Abort(MakeStatus(kAborted, "Cleanup " + std::to_string(step_id_)));
+}
+
+void RemoteRendezvous::Abort(const Status& status) {
+  BaseRemoteRendezvous::StartAbort(status);
+  // From here on TensorFlow keeps this object.
+  std::vector<StepState*> states;
+  {
+    std::lock_guard<std::mutex> lock(states_mu_);
+    for (const auto& state : states_) states.push_back(state.get());
+  }
+  for (StepState* state : states) state->Aborted();
 }
 
 void RemoteRendezvous::RecvFromRemoteAsync(const Rendezvous::ParsedKey& key, const Rendezvous::Args& args,

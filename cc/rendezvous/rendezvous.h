@@ -21,6 +21,8 @@ namespace starwire {
 class StepState {
  public:
   virtual ~StepState() = default;
+  // The step has failed, or was cancelled, and this object may stay for ever.
+  virtual void Aborted() {}
 };
 
 // The rendezvous of one step.
@@ -82,6 +84,7 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
     if (abort_owed_.load()) PayAbort();
   }
   void PayAbort();
+  void Abort(const Status& status);
   // The callback of a receive of one of this task's values.
   template <typename Done>
   auto Answering(Done done) {

@@ -43,9 +43,33 @@ void StarStep::Freed(const std::string& task) {
   servers_.erase(task);
 }
 
-StarStep::~StarStep() {
+void StarStep::Ended(const std::string& task) {
+  Servers late;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto found = servers_.find(task);
+    if (!was_aborted_ || found == servers_.end()) return;
+    late.insert(*found);
+    servers_.erase(found);
+  }
+  Free(late);
+}
+
+void StarStep::Aborted() {
+  Servers servers;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    was_aborted_ = true;
+    servers.swap(servers_);
+  }
+  Free(servers);
+}
+
+StarStep::~StarStep() { Free(servers_); }
+
+void StarStep::Free(const Servers& servers) const {
   static const sw_op_vtable kVtable = {sizeof(sw_op_vtable), Guarded<&Nobody::Alloc>, Guarded<&Nobody::Done>};
-  for (const auto& entry : servers_) {
+  for (const auto& entry : servers) {
     std::vector<uint8_t> meta;
     // A call with this session's handle was made before.
     if (!EncodeStarEnd(step_id_, AsBytes(entry.second.session), &meta).ok()) continue;
@@ -298,6 +322,7 @@ void StarClient::Finish(const Status& outcome) {
     // TensorFlow's executor does not know yet that the step is cancelled, while it cancels.
     status = Named(*callee_, cancelled ? AfterCancellation(status) : status);
   }
+  if (!callee_->keeps.empty() && where_.step != nullptr) where_.step->Ended(callee_->task);
   const Done done = std::move(done_);
   Unref();
   done(status, std::move(fetches), stats);

@@ -28,6 +28,7 @@ class StarStep : public StepState {
  public:
   explicit StarStep(int64_t step_id) : step_id_(step_id) {}
   ~StarStep() override;
+  void Aborted() override;
   StarStep(const StarStep&) = delete;
   StarStep& operator=(const StarStep&) = delete;
 
@@ -35,15 +36,21 @@ class StarStep : public StepState {
   void Keeps(const std::string& task, const std::shared_ptr<Channel>& channel, const std::string& session);
   // The server has freed the slots.
   void Freed(const std::string& task);
+  // A call that keeps values is over, perhaps after the step.
+  void Ended(const std::string& task);
 
  private:
   struct Server {
     std::shared_ptr<Channel> channel;
     std::string session;
   };
+  using Servers = std::map<std::string, Server>;
+  void Free(const Servers& servers) const;
+
   const int64_t step_id_;
   std::mutex mu_;
-  std::map<std::string, Server> servers_;  // guarded by mu_
+  Servers servers_;           // guarded by mu_
+  bool was_aborted_ = false;  // guarded by mu_
 };
 
 // The parts of a call that are the same in every step.

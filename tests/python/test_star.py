@@ -185,6 +185,41 @@ def test_a_dead_worker_leaves_nothing_on_the_server(fresh_cluster, protocol, tmp
         time.sleep(0.1)
 
 
+def failing_steps(target, count):
+    """Steps whose first call keeps a value for the second, and that fail on the worker in between. The session stays open. Returns the kinds of errors."""
+    with tf.Graph().as_default():
+        with tf.device(PS0):
+            v = one().get_variable("failing", initializer=[1.0, 2.0], use_resource=True)
+            kept = v * 2.0
+        with tf.device(WORKER0):
+            feed = one().placeholder(tf.float32, ())
+            checked = one().debugging.check_numerics(tf.reduce_sum(kept) * feed, "no number")
+        with tf.device(PS0):
+            update = one().assign_add(v, kept * checked).op
+        sess = session(target)
+        sess.run(v.initializer)
+        sess.run(update, {feed: 0.0})
+        kinds = set()
+        for _ in range(count):
+            try:
+                sess.run(update, {feed: float("nan")})
+            except tf.errors.OpError as error:
+                kinds.add(type(error).__name__)
+        state["failing"] = sess
+        return sorted(kinds)
+
+
+def test_steps_that_fail_leave_nothing_on_the_server(fresh_cluster, protocol):
+    cluster = fresh_cluster((("ps", 1), ("worker", 1)), protocol=protocol)
+    server = cluster["ps", 0]
+    assert worker_call(cluster, failing_steps, 5) == ["InvalidArgumentError"]
+    deadline = time.monotonic() + 30
+    while counters(server)["star_slots"]:
+        assert time.monotonic() < deadline, "values of failed steps are kept"
+        time.sleep(0.1)
+    assert counters(server)["star_calls"] >= 2 + 5
+
+
 def overtaken_call(target):
     """Three calls share a value that stays on the server. The last of them lies behind a Merge whose other branch is taken, so it may run first."""
     with tf.Graph().as_default():
