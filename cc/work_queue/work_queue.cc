@@ -49,6 +49,8 @@ Status Check(const std::vector<std::string>& items, const WorkQueue::Options& op
   return OkStatus();
 }
 
+Status Cancelled() { return AfterCancellation(MakeStatus(kCancelled, "starwire: a wait for work was cancelled")); }
+
 }  // namespace
 
 std::string WorkQueue::DebugString() const { return "a work queue, " + std::to_string(Left()) + " items left"; }
@@ -126,7 +128,7 @@ Status WorkQueue::Restore(std::vector<std::string> items, const Options& options
     done_ = next - static_cast<int64_t>(returned.size());
     returned_ = std::move(returned);
     holders_.clear();
-    AnswerWaiters(&calls);
+    AnswerWaiters(Clock::now(), &calls);
   }
   for (const Call& call : calls) call();
   return OkStatus();
@@ -151,13 +153,25 @@ void WorkQueue::Return(Holder* holder) {
   holder->positions.clear();
 }
 
-void WorkQueue::Expire(Clock::time_point now) {
-  const auto waits = [this](const std::string& name) {
-    return std::any_of(waiters_.begin(), waiters_.end(),
+int64_t WorkQueue::Waiting(const std::string& name) const {
+  return std::count_if(waiters_.begin(), waiters_.end(),
                        [&](const Waiter& waiter) { return waiter.worker.name == name; });
-  };
+}
+
+void WorkQueue::DropWaiters(const Worker& worker, Calls* calls) {
+  for (auto at = waiters_.begin(); at != waiters_.end();) {
+    if (at->worker.name != worker.name || at->worker.incarnation == worker.incarnation) {
+      ++at;
+      continue;
+    }
+    calls->push_back([taken = at->taken] { taken(Cancelled(), ""); });
+    at = waiters_.erase(at);
+  }
+}
+
+void WorkQueue::Expire(Clock::time_point now) {
   for (auto at = holders_.begin(); at != holders_.end();) {
-    if (at->second.expires > now || waits(at->first)) {
+    if (at->second.expires > now || Waiting(at->first) > 0) {
       ++at;
     } else {
       Return(&at->second);
@@ -172,7 +186,7 @@ bool WorkQueue::OthersHold(const std::string& name) const {
   });
 }
 
-bool WorkQueue::Answer(const Worker& worker, const Taken& taken, Calls* calls) {
+bool WorkQueue::Answer(const Worker& worker, const Taken& taken, Clock::time_point now, Calls* calls) {
   if (items_.empty()) {
     const Status status =
         MakeStatus(kFailedPrecondition, "starwire: a work queue has no items yet: run its initializer");
@@ -182,7 +196,11 @@ bool WorkQueue::Answer(const Worker& worker, const Taken& taken, Calls* calls) {
   if (!returned_.empty() || next_ < total()) {
     const int64_t position = returned_.empty() ? next_++ : *returned_.begin();
     returned_.erase(position);
-    holders_[worker.name].positions.push_back(position);
+    // Its lease begins when it has the item, however long it has waited.
+    Holder* holder = &holders_[worker.name];
+    holder->incarnation = worker.incarnation;
+    holder->expires = now + worker.lease;
+    holder->positions.push_back(position);
     calls->push_back([taken, item = ItemAt(position)] { taken(OkStatus(), item); });
     return true;
   }
@@ -192,9 +210,9 @@ bool WorkQueue::Answer(const Worker& worker, const Taken& taken, Calls* calls) {
   return true;
 }
 
-void WorkQueue::AnswerWaiters(Calls* calls) {
+void WorkQueue::AnswerWaiters(Clock::time_point now, Calls* calls) {
   for (auto at = waiters_.begin(); at != waiters_.end();) {
-    at = Answer(at->worker, at->taken, calls) ? waiters_.erase(at) : std::next(at);
+    at = Answer(at->worker, at->taken, now, calls) ? waiters_.erase(at) : std::next(at);
   }
 }
 
@@ -206,15 +224,20 @@ int64_t WorkQueue::Take(const Worker& worker, Clock::time_point now, Taken taken
     number = ++numbers_;
     Expire(now);
     Holder* holder = &holders_[worker.name];
-    if (holder->incarnation != worker.incarnation) Return(holder);
+    if (holder->incarnation != worker.incarnation) {
+      Return(holder);
+      DropWaiters(worker, &calls);
+    }
     holder->incarnation = worker.incarnation;
     holder->expires = now + worker.lease;
-    while (static_cast<int64_t>(holder->positions.size()) >= std::max<int64_t>(worker.in_progress, 1)) {
+    // A client that waits works on nothing.
+    const int64_t clients = std::max<int64_t>(worker.in_progress, 1) - Waiting(worker.name);
+    while (!holder->positions.empty() && static_cast<int64_t>(holder->positions.size()) >= clients) {
       holder->positions.pop_front();
       ++done_;
     }
     waiters_.push_back({number, worker, std::move(taken)});
-    AnswerWaiters(&calls);
+    AnswerWaiters(now, &calls);
     Watch(now);
   }
   for (const Call& call : calls) call();
@@ -228,9 +251,7 @@ void WorkQueue::Cancel(int64_t number) {
     const auto is_it = [number](const Waiter& waiter) { return waiter.number == number; };
     const auto at = std::find_if(waiters_.begin(), waiters_.end(), is_it);
     if (at == waiters_.end()) return;
-    calls.push_back([taken = at->taken] {
-      taken(AfterCancellation(MakeStatus(kCancelled, "starwire: a wait for work was cancelled")), "");
-    });
+    calls.push_back([taken = at->taken] { taken(Cancelled(), ""); });
     waiters_.erase(at);
   }
   for (const Call& call : calls) call();
@@ -242,7 +263,7 @@ void WorkQueue::Tick(Clock::time_point now) {
     const std::lock_guard<std::mutex> lock(mu_);
     is_watched_ = false;
     Expire(now);
-    AnswerWaiters(&calls);
+    AnswerWaiters(now, &calls);
     Watch(now);
   }
   for (const Call& call : calls) call();

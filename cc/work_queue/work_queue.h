@@ -83,10 +83,14 @@ class WorkQueue : public tensorflow::ResourceBase {
   const std::string& ItemAt(int64_t position);
   void Return(Holder* holder);
   void Expire(Clock::time_point now);
+  // Its clients that wait.
+  int64_t Waiting(const std::string& name) const;
+  // Those of an earlier process of this worker.
+  void DropWaiters(const Worker& worker, Calls* calls);
   bool OthersHold(const std::string& name) const;
   // Whether `worker` has its answer.
-  bool Answer(const Worker& worker, const Taken& taken, Calls* calls);
-  void AnswerWaiters(Calls* calls);
+  bool Answer(const Worker& worker, const Taken& taken, Clock::time_point now, Calls* calls);
+  void AnswerWaiters(Clock::time_point now, Calls* calls);
   // While somebody waits, somebody must look at the leases.
   void Watch(Clock::time_point now);
 

@@ -37,7 +37,7 @@ class WorkQueue:
     shuffle: whether each epoch has an order of its own. All workers see the same one.
     seed: of the shuffles; None: that of the first worker to create the queue.
     prefix: is put before each item that is taken.
-    num_clients: how many items a worker works on at a time. It is done with an item when it has taken so many others.
+    num_clients: how many threads of a worker take items. It is done with an item when it has taken so many others, or so many threads wait.
     name: of the queue on its server.
     device: the task that has the queue.
     worker: the name of this worker; by default that of the current device, or of TF_CONFIG.

@@ -119,6 +119,55 @@ TEST_F(WorkQueueTest, AWorkerThatWaitsHasNotGone) {
   EXPECT_EQ(*answers_.back(), "waits") << "its own second item is in progress";
 }
 
+TEST_F(WorkQueueTest, ALeaseBeginsWithTheItem) {
+  Create(1);
+  ASSERT_EQ(Take(Named("gone")), "0");
+  now_ += std::chrono::seconds(10);
+  ASSERT_EQ(Take(Named("a")), "waits");
+  const auto item = answers_.back();
+  ASSERT_EQ(Take(Named("b")), "waits");
+  const auto later = answers_.back();
+  const auto lease = Named("a").lease;
+  queue_->Tick(now_ + lease - std::chrono::seconds(5));
+  ASSERT_EQ(*item, "0");
+  queue_->Tick(now_ + lease + std::chrono::seconds(5));
+  EXPECT_EQ(*later, "waits") << "a has had it for ten seconds";
+}
+
+TEST_F(WorkQueueTest, ClientsThatWaitWorkOnNothing) {
+  Create(4);
+  const WorkQueue::Worker a = Named("a", 1, 2), b = Named("b", 1, 2);
+  ASSERT_EQ(Take(a), "0");
+  ASSERT_EQ(Take(a), "1");
+  ASSERT_EQ(Take(b), "2");
+  ASSERT_EQ(Take(b), "3");
+  // One of the two clients of each, then the others: all items are done.
+  ASSERT_EQ(Take(a), "waits");
+  ASSERT_EQ(Take(b), "waits");
+  const auto first = answers_.back();
+  ASSERT_EQ(Take(a), "waits");
+  EXPECT_EQ(Take(b), "end");
+  EXPECT_EQ(*first, "end");
+  EXPECT_EQ(*answers_.back(), "end");
+  EXPECT_EQ(queue_->Left(), 0);
+}
+
+TEST_F(WorkQueueTest, AnOldProcessGetsNothingForTheNew) {
+  Create(1);
+  ASSERT_EQ(Take(Named("b")), "0");
+  ASSERT_EQ(Take(Named("a", 1)), "waits");
+  const auto old = answers_.back();
+  ASSERT_EQ(Take(Named("a", 2)), "waits");
+  const auto now = answers_.back();
+  EXPECT_EQ(*old, "error 1");
+  // The other one comes back as another process, and is done for.
+  WorkQueue::Worker again = Named("b", 2);
+  again.waits = false;
+  EXPECT_EQ(Take(again), "0");
+  EXPECT_EQ(Take(again), "end");
+  EXPECT_EQ(*now, "end");
+}
+
 TEST_F(WorkQueueTest, AWaitCanBeCancelled) {
   Create(1);
   ASSERT_EQ(Take(Named("a")), "0");
