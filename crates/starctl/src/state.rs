@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message;
-use starwire_state::{Changes, Snapshot};
+use starwire_state::{Changes, Snapshot, lock_folder};
 
 use self::bundle::{Index, Tensor};
 use crate::failure::Failure;
@@ -120,6 +120,8 @@ struct Checkpoint {
     of: BTreeMap<String, PathBuf>,
     /// By task: its last flush, and the incarnations of its devices, which tell its state from one that began anew.
     flushes: BTreeMap<String, Flush>,
+    /// Another export would write to the same files.
+    _lock: File,
 }
 
 type Flush = (u64, Vec<u64>);
@@ -185,11 +187,13 @@ fn read_flushes(prefix: &Path) -> Result<BTreeMap<String, Flush>, Failure> {
 impl Checkpoint {
     fn create(to: &Path) -> Result<Self, Failure> {
         let path = with(to, ".data.new");
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let lock = lock_folder(folder)?;
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(true);
         let file = options.open(&path).map_err(|error| failed(&path, error))?;
         let (tensors, of, flushes) = Default::default();
-        Ok(Self { to: to.into(), path, file, end: 0, tensors, of, flushes })
+        Ok(Self { to: to.into(), path, file, end: 0, tensors, of, flushes, _lock: lock })
     }
 
     /// Makes room. Returns where it is.

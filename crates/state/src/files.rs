@@ -21,6 +21,19 @@ pub fn is_marked(folder: &Path, mark: &str) -> bool {
     folder.join(mark).exists()
 }
 
+/// The state of a task is not here if this is a copy, or if it has moved.
+pub fn refuse_marked(folder: &Path) -> Result<(), StateError> {
+    if is_marked(folder, COPY) {
+        return Err(StateError::Copy { folder: folder.into() });
+    }
+    let mark = folder.join(MOVED);
+    if !mark.exists() {
+        return Ok(());
+    }
+    let to = fs::read_to_string(&mark).map_err(at(&mark, "read"))?;
+    Err(StateError::Moved { folder: folder.into(), to: to.trim().chars().take(256).collect() })
+}
+
 /// The files of a folder, by number.
 pub struct Files {
     pub journals: Vec<u64>,
@@ -30,14 +43,7 @@ pub struct Files {
 impl Files {
     /// Those of a state. Removes journals that were not finished.
     pub fn list(folder: &Path, task: &str) -> Result<Self, StateError> {
-        if is_marked(folder, COPY) {
-            return Err(StateError::Copy { folder: folder.into() });
-        }
-        let mark = folder.join(MOVED);
-        if mark.exists() {
-            let to = fs::read_to_string(&mark).map_err(at(&mark, "read"))?;
-            return Err(StateError::Moved { folder: folder.into(), to: to.trim().chars().take(256).collect() });
-        }
+        refuse_marked(folder)?;
         Self::unmarked(folder, task)
     }
 

@@ -32,6 +32,7 @@ mod variable;
 
 pub use copy::{PIECE, Replica, Source, promote};
 pub use error::StateError;
+pub use lock::lock_folder;
 pub use record::Definition;
 pub use snapshot::{Changes, Snapshot};
 pub use store::{Committed, Flush, Merges, Store};

@@ -24,6 +24,11 @@ pub fn exclude_readers(folder: &Path) -> Result<Option<File>, StateError> {
     flock(folder, libc::LOCK_EX | libc::LOCK_NB)
 }
 
+/// Until this is dropped, other callers wait.
+pub fn lock_folder(folder: &Path) -> Result<File, StateError> {
+    flock(folder, libc::LOCK_EX)?.map_or_else(|| Err(StateError::InUse { folder: folder.into() }), Ok)
+}
+
 fn flock(path: &Path, operation: i32) -> Result<Option<File>, StateError> {
     let file = File::open(path).map_err(at(path, "open"))?;
     lock_file(&file, path, operation).map(|is_locked| is_locked.then_some(file))

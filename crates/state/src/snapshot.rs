@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{StateError, at};
-use crate::files::{COPY, is_marked, journals, variable_path};
+use crate::files::{journals, refuse_marked, variable_path};
 use crate::journal::{commits, each};
 use crate::lock::share;
 use crate::record::{self, Definition, Record};
@@ -60,9 +60,7 @@ impl Snapshot {
     }
 
     fn try_open(folder: &Path) -> Result<Self, StateError> {
-        if is_marked(folder, COPY) {
-            return Err(StateError::Copy { folder: folder.into() });
-        }
+        refuse_marked(folder)?;
         let shared = share(folder)?;
         let nothing = || StateError::Nothing { folder: folder.into() };
         let mut all = Self {
@@ -103,6 +101,8 @@ impl Snapshot {
             })?;
             all.journals.push((journal, path, end));
         }
+        // It may have moved meanwhile.
+        refuse_marked(folder)?;
         if all.journals.is_empty() { Err(nothing()) } else { Ok(all) }
     }
 

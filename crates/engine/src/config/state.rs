@@ -66,7 +66,14 @@ pub enum StateMode {
 impl StateConfig {
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Option<Self>, ConfigError> {
         let (mode, from) = (reader.get(&variables::STATE_MODE)?, reader.get(&variables::STATE_FROM)?);
-        Ok(reader.get(&variables::STATE)?.map(|folder| Self { folder, mode, from }))
+        let folder = reader.get(&variables::STATE)?;
+        if folder.is_none() && from.is_some() {
+            // It would begin without the state, beside the server that has it.
+            let (first, second) = (variables::STATE_FROM.name, variables::STATE.name);
+            let reason = "the state needs a folder: set both, or none".to_owned();
+            return Err(ConfigError::Conflict { first, second, reason });
+        }
+        Ok(folder.map(|folder| Self { folder, mode, from }))
     }
 }
 

@@ -34,7 +34,12 @@ fn identity(args: &Args, cluster: Option<&Cluster>) -> Result<Identity, Failure>
         protocol: args.protocol,
         job: job.to_owned(),
         task: me.map_or_else(|| format!("/job:{job}/replica:0/task:0"), Task::name),
-        grpc_address: me.map_or_else(|| "localhost:0".to_owned(), |task| task.address.to_string()),
+        // Another task's host is not what this one's certificate names.
+        grpc_address: match me {
+            Some(task) if own.is_some_and(|own| std::ptr::eq(own, task)) => task.address.to_string(),
+            Some(task) => format!("0.0.0.0:{}", task.address.port),
+            None => "0.0.0.0:0".to_owned(),
+        },
         tasks: tasks.iter().map(|task| (task.name(), task.address.to_string())).collect(),
         cpus_allowed: std::thread::available_parallelism().map_or(1, usize::from),
         grpc_gives_way: true,

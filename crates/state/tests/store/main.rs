@@ -567,6 +567,15 @@ fn damage_in_a_journal_that_is_merged_is_an_error() {
 }
 
 #[test]
+fn a_folder_whose_state_has_moved_is_read_by_nobody() {
+    let folder = filled();
+    assert_eq!(Snapshot::open(&folder.0).unwrap().task(), TASK);
+    folder.open().unwrap().hand_over("there:1").unwrap();
+    let error = Snapshot::open(&folder.0).err().expect("what is left is older").to_string();
+    assert!(error.contains("there:1") && error.contains(folder.0.to_str().unwrap()), "{error}");
+}
+
+#[test]
 #[ignore = "takes 4 GiB of memory, and as much of the disk"]
 fn a_row_may_be_longer_than_a_gigabyte() {
     let folder = Folder::new();

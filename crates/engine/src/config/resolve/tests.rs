@@ -395,3 +395,14 @@ fn the_banner_says_what_is_in_force_and_never_a_secret() {
     assert!(banner.ends_with("secret=on, tls=off, control=loopback; set: PS_ENABLE_POLLING=true STARWIRE_REACTORS=1 STARWIRE_SECRET=set STARWIRE_CONTROL=loopback"), "{banner}");
     assert!(!banner.contains("horse"));
 }
+
+#[test]
+fn a_state_of_another_process_needs_a_folder() {
+    let from = env().set("STARWIRE_STATE_FROM", "move=ps-0:2222");
+    for env in [from.clone(), from.clone().set("STARWIRE_STATE", "")] {
+        let text = error(&env, "ps");
+        let expected = "STARWIRE_STATE_FROM and STARWIRE_STATE conflict: the state needs a folder: set both, or none";
+        assert!(text.contains(expected), "{text}");
+    }
+    config(&from.set("STARWIRE_STATE", "/folder"), "ps");
+}
