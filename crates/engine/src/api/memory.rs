@@ -285,7 +285,7 @@ fn check_parts(lens: &[u64]) -> Result<(), Failure> {
         return Ok(());
     }
     let message = format!("starwire: a call of {parts} parts with {bytes} bytes together: they are too small");
-    Err(Failure { code: code::RESOURCE_EXHAUSTED, message: message.into() })
+    Err(Failure { code: code::RESOURCE_EXHAUSTED, message })
 }
 
 impl InBody {
