@@ -68,9 +68,81 @@ def apply():
         finally:
             close(self)
 
-    for name, method in (("run", pipelined_run), ("make_callable", pipelined_make_callable), ("close", pipelined_close)):
-        method.__doc__ = getattr(base, name).__doc__
-        setattr(base, name, method)
+    _replace(base, run=pipelined_run, make_callable=pipelined_make_callable, close=pipelined_close)
+    _apply_to_other_runs(base)
+    _apply_to_monitored_sessions()
+
+
+def _replace(kind, **methods):
+    for name, method in methods.items():
+        method.__doc__ = getattr(kind, name).__doc__
+        setattr(kind, name, method)
+
+
+def _apply_to_other_runs(base):
+    """They are never steps."""
+    setup, partial_run, make_callable = base.partial_run_setup, base.partial_run, base._make_callable_from_options
+
+    def pipelined_setup(self, fetches, feeds=None):
+        pipeline = _of(self)
+        return setup(self, fetches, feeds) if pipeline is None else pipeline.run(lambda feeds: setup(self, fetches, feeds), feeds, None)
+
+    def pipelined_partial_run(self, handle, fetches, feed_dict=None):
+        pipeline = _of(self)
+        if pipeline is None:
+            return partial_run(self, handle, fetches, feed_dict)
+        return pipeline.run(lambda feeds: partial_run(self, handle, fetches, feeds), feed_dict, None)
+
+    def pipelined_make_callable(self, callable_options):
+        made, pipeline = make_callable(self, callable_options), _of(self)
+        if pipeline is None:
+            return made
+        return lambda *feeds, **options: pipeline.run(lambda feeds: made(*feeds, **options), feeds, None)
+
+    _replace(base, partial_run_setup=pipelined_setup, partial_run=pipelined_partial_run, _make_callable_from_options=pipelined_make_callable)
+
+
+def _apply_to_monitored_sessions():
+    """They drop what the close() of their session raises, and their hooks see the end before that."""
+    from tensorflow.python.framework import errors
+    from tensorflow.python.training import monitored_session
+
+    base = monitored_session._MonitoredSession
+    leave, close = base.__exit__, base.close
+    ends = (None, errors.OutOfRangeError, StopIteration)  # with which the hooks hear of the end
+
+    def pipelined_exit(self, exception_type, exception, traceback):
+        try:
+            if exception_type in ends:
+                _finish(self)
+        except BaseException as error:  # as if the body had raised it
+            if leave(self, type(error), error, error.__traceback__):
+                return True
+            raise
+        return leave(self, exception_type, exception, traceback)
+
+    def pipelined_close(self):
+        try:
+            _finish(self)
+        except BaseException as error:
+            leave(self, type(error), error, error.__traceback__)
+            raise
+        close(self)
+
+    _replace(base, __exit__=pipelined_exit, close=pipelined_close)
+
+
+def _finish(monitored):
+    """Waits for the steps under way of a MonitoredSession, which recovers from their errors as from those of run()."""
+
+    def finish(context=None):
+        pipeline = getattr(monitored._coordinated_creator.tf_sess, _ATTRIBUTE, None)
+        if pipeline is not None:
+            pipeline.finish()
+
+    session = monitored._tf_sess()
+    if monitored._sess is not None and getattr(session, _ATTRIBUTE, None) is not None:
+        monitored._sess.run_step_fn(finish, session, None)
 
 
 def _of(session):
@@ -89,7 +161,7 @@ class Pipeline:
     def __init__(self, depth):
         self._depth = depth
         self._local = threading.local()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._sequences = []
 
     def run(self, run, feeds, key):
@@ -101,13 +173,23 @@ class Pipeline:
                 self._sequences.append(sequence)
         return sequence.run(run, feeds, key if _is_data(feeds) else None)
 
+    def finish(self):
+        """Waits for the steps under way."""
+        self._end(_Sequence.finish)
+
     def close(self):
+        try:
+            self._end(_Sequence.close)
+        finally:
+            self._sequences = []
+
+    def _end(self, end):
         with self._lock:
-            sequences, self._sequences = self._sequences, []
+            sequences = list(self._sequences)
         own, error = getattr(self._local, "sequence", None), None
         for sequence in sequences:
             try:
-                sequence.close(sequence is own)
+                end(sequence, sequence is own)
             except Exception as one:  # the first is raised when all have ended
                 error = error or one
         if error is not None:
@@ -117,7 +199,9 @@ class Pipeline:
 class _Sequence:
     def __init__(self, depth):
         self._depth = depth
-        self._lock = threading.Lock()  # close() comes from any thread
+        # close() comes from any thread, and from signal handlers of the one that has the lock.
+        self._lock = threading.RLock()
+        self._is_busy = self._is_closed = False
         self._key = None
         self._first = None  # the result of the first step, until one of the next was waited for
         self._steps = collections.deque()
@@ -126,24 +210,37 @@ class _Sequence:
 
     def run(self, run, feeds, key):
         with self._lock:
-            if key is None or key != self._key:
-                # Another kind of run sees what all steps before it did, and they see nothing of it.
-                self._finish()
-                self._key = None
-                result = _run(run, feeds)
-                self._key, self._first = key, _copied(result)
-                return result
-            # The caller may change arrays as soon as this returns.
-            step = _Step(run, {to: copy.deepcopy(one) for to, one in feeds.items()} if isinstance(feeds, dict) else copy.deepcopy(feeds))
-            if self._threads <= self._depth:
-                self._threads += 1
-                threading.Thread(target=_work, args=(self._queue,), name=f"starwire-pipeline-{self._threads}", daemon=True).start()
-            self._queue.put(step)
-            self._steps.append(step)
-            if len(self._steps) <= self._depth:
-                return _copied(self._first)
-            self._first = None
-            return self._wait()
+            if self._is_busy:
+                # A signal handler runs it, in the middle of another run, and leaves that one's steps as they are.
+                self._await_all()
+                return _run(run, feeds)
+            self._is_busy = True
+            try:
+                return self._run(run, feeds, key)
+            finally:
+                self._is_busy = False
+                if self._is_closed:
+                    self._stop()
+
+    def _run(self, run, feeds, key):
+        if key is None or key != self._key:
+            # Another kind of run sees what all steps before it did, and they see nothing of it.
+            self._finish()
+            self._key = None
+            result = _run(run, feeds)
+            self._key, self._first = key, _copied(result)
+            return result
+        # The caller may change arrays as soon as this returns.
+        step = _Step(run, {to: copy.deepcopy(one) for to, one in feeds.items()} if isinstance(feeds, dict) else copy.deepcopy(feeds))
+        if self._threads <= self._depth:
+            self._threads += 1
+            threading.Thread(target=_work, args=(self._queue,), name=f"starwire-pipeline-{self._threads}", daemon=True).start()
+        self._queue.put(step)
+        self._steps.append(step)
+        if len(self._steps) <= self._depth:
+            return _copied(self._first)
+        self._first = None
+        return self._wait()
 
     def _wait(self):
         """Returns the result of the oldest step under way."""
@@ -163,35 +260,69 @@ class _Sequence:
         while self._steps:
             self._wait()
 
-    def close(self, is_own):
+    def _await_all(self):
+        """In a signal handler. It may have interrupted done.wait(), whose lock this thread then has."""
+        for step in list(self._steps):
+            while not step.has_ended:
+                time.sleep(0.01)
+
+    def finish(self, is_own):
         """`is_own`: by the thread that runs the steps. Those of another may wait for something that only the end of the session ends."""
         if not self._lock.acquire(blocking=is_own):
             return  # it waits for a step in run()
         try:
-            deadline = None if is_own else time.monotonic() + PATIENCE
-            while self._steps and self._steps[0].done.wait(None if is_own else max(0, deadline - time.monotonic())):
-                self._wait()
+            if self._is_busy:
+                self._await_all()
+                self._raise_first_error()
+                return
+            self._is_busy = True
+            try:
+                deadline = None if is_own else time.monotonic() + PATIENCE
+                while self._steps and self._steps[0].done.wait(None if is_own else max(0, deadline - time.monotonic())):
+                    self._wait()
+            finally:
+                self._is_busy = False
         finally:
-            self._key = self._first = None
-            for _ in range(self._threads):
-                self._queue.put(None)
-            self._threads = 0
             self._lock.release()
+
+    def _raise_first_error(self):
+        for step in self._steps:
+            if step.error is not None:
+                raise step.error
+
+    def close(self, is_own):
+        """As finish(), and ends the threads. A run that is under way, here or in another thread, ends them when it returns."""
+        self._is_closed = True
+        if not self._lock.acquire(blocking=is_own):
+            return
+        try:
+            self.finish(is_own)
+        finally:
+            if not self._is_busy:
+                self._stop()
+            self._lock.release()
+
+    def _stop(self):
+        self._key = self._first = None
+        for _ in range(self._threads):
+            self._queue.put(None)
+        self._threads = 0
 
 
 class _Step:
     def __init__(self, run, feeds):
         self.run, self.feeds = run, feeds
         self.done = threading.Event()
+        self.has_ended = False
         self.result = self.error = None
 
 
 def _run(run, feeds):
-    _thread.runs = True
+    before, _thread.runs = getattr(_thread, "runs", False), True
     try:
         return run(feeds)
     finally:
-        _thread.runs = False
+        _thread.runs = before  # a signal handler may have interrupted another run
 
 
 def _work(steps):
@@ -204,6 +335,7 @@ def _work(steps):
         except BaseException as error:  # raised where its result is waited for
             step.error = error
         step.run = step.feeds = None
+        step.has_ended = True
         step.done.set()
         del step
 

@@ -92,23 +92,50 @@ class _Task:
         self.process, self.log = process, log
         self.begun = time.monotonic()
         self.status = None
-        self.serves = False
+        self.serves = self.log_has_gap = False
         self.is_asked = self.is_buried = False
         self.killed_at = None  # when it is killed, if it was asked to leave
 
     def signal(self, number):
-        """To the task and to the processes that it has started."""
+        """To the task and to the processes that it has started. False if they belong to another user."""
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
             pass
+        except PermissionError:
+            return False
+        return True
+
+    def poll(self):
+        """Its status, once it has ended. As long as it has left processes behind it stays a zombie: no other group gets its number before bury()."""
+        if self.process.returncode is not None:
+            return self.process.returncode
+        try:
+            end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # SIGCHLD is ignored: there are no zombies
+            return self.process.poll()
+        if end is None:
+            return None
+        if not _has_others(self.process.pid):
+            self.is_buried = True
+            self.process.wait()
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+    def record(self, data):
+        """Into the log. Returns the first error of a disk: the run goes on without the log."""
+        try:
+            while data:
+                data = data[self.log.write(data) :]
+        except OSError as error:
+            is_first, self.log_has_gap = not self.log_has_gap, True
+            return error if is_first else None
 
     def bury(self):
         """Kills what is left of the task, including processes that it has left behind."""
         if not self.is_buried:
             self.is_buried = True
-            self.signal(signal.SIGKILL)
-            self.process.wait()
+            if self.signal(signal.SIGKILL):
+                self.process.wait()
 
 
 class _Cluster:
@@ -152,7 +179,7 @@ class _Cluster:
                 return 1
         status = self._watch()
         if self.stop_signal is not None:
-            self.printer.say(f"stopping after {signal.Signals(self.stop_signal).name}; once more kills all tasks at once")
+            self.printer.say(f"stopping after {signal.Signals(self.stop_signal).name}; another SIGINT or SIGTERM kills all tasks at once")
             self._stop(signal.SIGINT if self.stop_signal == signal.SIGINT else signal.SIGTERM)
             return 128 + self.stop_signal
         if status == 0:
@@ -173,7 +200,7 @@ class _Cluster:
         environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         if job == "ps":
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
-        log = open(self.logs / f"{job}-{index}.log", "wb" if address is None else "ab")
+        log = open(self.logs / f"{job}-{index}.log", "wb" if address is None else "ab", buffering=0)
         try:
             process = subprocess.Popen(
                 arguments(self.command, addresses, job, index),
@@ -259,7 +286,7 @@ class _Cluster:
             if task.status is None:
                 if task.killed_at is not None and time.monotonic() > task.killed_at:
                     task.bury()
-                task.status = task.process.poll()
+                task.status = task.poll()
                 if task.status is not None and task.killed_at is not None:
                     self._read(0)
                     self.printer.say(f"{task.name} was removed after {time.monotonic() - task.begun:.1f} s")
@@ -316,8 +343,9 @@ class _Cluster:
             except BlockingIOError:
                 continue
             if data:
-                task.log.write(data)
-                task.log.flush()
+                error = task.record(data)
+                if error:
+                    self.printer.say(f"{task.name}: its log lacks output: {error}", bad=True)
                 self.printer.output(task.name, data)
             else:
                 self._close(task)
@@ -338,13 +366,28 @@ class _Cluster:
                 self._close(key.data)
 
     def _on_signal(self, number, frame):
-        self.interrupts += 1
+        # A terminal that goes may send several SIGHUPs.
+        if number != signal.SIGHUP or self.stop_signal is None:
+            self.interrupts += 1
         if self.stop_signal is None:
             self.stop_signal = number
 
 
 def _name(task):
     return f"{task[0]} {task[1]}"
+
+
+def _has_others(group):
+    """Whether a process group has members besides its leader."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != group:
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    if int(file.read().rpartition(b")")[2].split()[2]) == group:
+                        return True
+            except OSError:
+                continue
+    return False
 
 
 def _describe(status):

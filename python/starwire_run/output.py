@@ -70,8 +70,8 @@ class Printer:
         try:
             self.stream.write(data)
             self.stream.flush()
-        except BrokenPipeError:
-            # `| head` has seen enough; the run goes on, and the logs have everything.
+        except OSError:
+            # `| head` has seen enough, or the terminal has gone; the run goes on, and the logs have everything.
             self.stream = open(os.devnull, "wb")
             self.live, self.shown = False, b""
 

@@ -499,6 +499,80 @@ def test_a_second_ctrl_c_kills_at_once(started):
     assert process.returncode == 130 and not left_behind(path)
 
 
+def test_a_terminal_that_goes_may_hang_up_twice(started, tmp_path):
+    text = """
+def save(*_):
+    while not (folder / "save").exists():
+        print("not yet saved", flush=True)
+        time.sleep(0.02)
+    print("saved", flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+    process, path = started(text, "--worker", 2, "--grace", HANG)
+    process.send_signal(signal.SIGHUP)
+    read_until(process, "not yet", 2)
+    process.send_signal(signal.SIGHUP)
+    read_until(process, "not yet", 40)  # the launcher goes on after the second one
+    (tmp_path / "save").touch()
+    out = process.communicate(timeout=HANG)[0]
+    assert process.returncode == 129 and out.count("| saved") == 2 and not left_behind(path)
+
+
+def test_an_ended_task_keeps_its_number_while_its_children_live(started, tmp_path):
+    """The number is that of their process group, which is killed in the end: no other group may have got it."""
+    text = """
+if index == 0:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", __file__], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print("ready", flush=True)
+up()
+await_start("end" if index == 2 else "worker2")
+"""
+    process, path = started(text, "--worker", 3)
+    read_until(process, "finished after", 2)
+    states = {}
+    for index in (0, 1):
+        stat = Path("/proc", (tmp_path / f"worker{index}").read_text(), "stat")
+        states[index] = stat.read_text().rpartition(")")[2].split()[0] if stat.exists() else None
+    (tmp_path / "end").touch()
+    out = process.communicate(timeout=HANG)[0]
+    assert process.returncode == 0 and states == {0: "Z", 1: None}, (states, out)
+    assert not left_behind(path)
+
+
+def test_a_number_that_may_be_of_others_gets_no_signal(monkeypatch):
+    port_finder()
+    from starwire_run import cluster
+
+    task = cluster._Task("worker", 0, None, subprocess.Popen(["true"], start_new_session=True), None)
+    os.waitid(os.P_PID, task.process.pid, os.WEXITED | os.WNOWAIT)
+    asked = []
+    monkeypatch.setattr(os, "killpg", lambda *what: asked.append(what))
+    assert task.poll() == 0 == task.poll()
+    task.bury()
+    assert asked == []
+
+
+def test_a_task_of_another_user_is_not_waited_for(monkeypatch):
+    port_finder()
+    from starwire_run import cluster
+
+    def refuse(*_):
+        raise PermissionError
+
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    monkeypatch.setattr(os, "killpg", refuse)
+    try:
+        cluster._Task("worker", 0, None, process, None).bury()
+        assert process.returncode is None
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_workers_are_added_and_removed(started, tmp_path):
     text = """
 print("ready", os.environ["TF_CONFIG"], os.environ["STARWIRE_JOIN"], flush=True)
@@ -557,6 +631,31 @@ def test_quiet_and_a_closed_pipe(cluster, tmp_path):
     result = subprocess.run(["bash", "-c", command], env=environment(ROOT / "python"), capture_output=True, text=True, timeout=HANG)
     assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "done").read_text() == "done" and (tmp_path / "logs" / "worker-0.log").read_text().endswith("line 2999\n")
+
+
+def test_a_terminal_that_goes_does_not_end_the_run(tmp_path):
+    import pty
+
+    path = script(tmp_path, TASK + "up()\nawait_start('gone')\nprint('more', flush=True)\nopen(sys.argv[1], 'w').write('done')")
+    words = [sys.executable, "-m", "starwire", "run", "--worker", "1", "--logs", f"{tmp_path}/logs", f"{path}", f"{tmp_path}/done"]
+    leader, follower = pty.openpty()
+    how = {"stdin": subprocess.DEVNULL, "stdout": follower, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(words, env=dict(environment(ROOT / "python"), TERM="xterm"), **how)
+    os.close(follower)
+    os.read(leader, 1)
+    os.close(leader)
+    (tmp_path / "gone").touch()
+    err = process.communicate(timeout=HANG)[1]
+    assert (process.returncode, err) == (0, "")
+    assert (tmp_path / "done").read_text() == "done" and (tmp_path / "logs" / "worker-0.log").read_text() == "more\n"
+
+
+def test_a_full_disk_does_not_end_the_run(cluster, tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "worker-0.log").symlink_to("/dev/full")
+    status, out = cluster("print('one', flush=True)\ntime.sleep(0.3)\nprint('two')", "--worker", 1)
+    assert status == 0 and "| one" in out and "| two" in out, out
+    assert out.count("starwire | worker 0: its log lacks output: [Errno 28] No space left on device") == 1, out
 
 
 def test_progress_on_a_terminal(tmp_path):

@@ -1,6 +1,8 @@
 """starwire.config(pipeline=N): steps overlap by at most N, nothing is lost or reordered, and results are those of an earlier step."""
 
 import itertools
+import os
+import signal
 import threading
 import time
 
@@ -22,6 +24,14 @@ def session(target, depth):
 
 def on_server():
     return one().device("/job:ps/task:0")
+
+
+def threads_end(before):
+    """Whether those that pipelines have started since then end."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("starwire-pipeline") and thread not in before]
+    for thread in threads:
+        thread.join(20)
+    return not any(thread.is_alive() for thread in threads)
 
 
 def counting(name):
@@ -140,7 +150,7 @@ def blocked(target):
             with tf.control_dependencies([begun.enqueue(1)]):
                 step = tf.group(never.dequeue())
             put, size = never.enqueue(1), begun.size()
-        sess, seen = session(target, 1), []
+        sess, seen, before = session(target, 1), [], threading.enumerate()
 
         def steps():
             try:
@@ -160,7 +170,7 @@ def blocked(target):
         time.sleep(0.3)
         sess.close()
         thread.join(60)
-        return thread.is_alive(), seen
+        return thread.is_alive(), seen, threads_end(before)
 
 
 def failing(target, where):
@@ -333,6 +343,122 @@ def monitored_overlap(target, directory, depth):
     return under_way, int(tf.train.load_variable(directory, "global_step"))
 
 
+def end_of_input(number):
+    if number[0] == 4:
+        raise StopIteration  # OutOfRangeError
+
+
+def monitored_failing(target, how, last):
+    """The last step of a session that is no chief fails. Returns the error's type, how many sessions the hook saw, and whether it saw the end."""
+    import starwire
+
+    class Seen(one().train.SessionRunHook):
+        sessions, ended = 0, False
+
+        def after_create_session(self, session, coord):
+            self.sessions += 1
+
+        def end(self, session):
+            self.ended = True
+
+    def lose(*_):
+        raise tf.errors.UnavailableError(None, None, "gone")
+
+    seen, raised = Seen(), None
+    with tf.Graph().as_default():
+        number, fetches, _, _ = counting(f"monitored_{how}_{last.replace(' ', '_')}")
+        with one().device("/job:worker/task:0"):
+            check = one().py_func(end_of_input, [number], []) if last == "the input ends" else one().debugging.assert_less(number, tf.constant(4, tf.int64))
+        with tf.control_dependencies([check]):
+            fetches = [fetches["step"], tf.identity(number)]
+        with one().Session(target) as other:
+            other.run(one().global_variables_initializer())
+        sess = one().train.MonitoredTrainingSession(target, is_chief=False, hooks=[seen], config=starwire.config(pipeline=1))
+        try:
+            for run in range(1, 5):
+                if run == 4 and last == "the server is lost":
+                    sess._tf_sess()._do_run = lose
+                sess.run(fetches, {number: [1 if last == "the server is lost" else run]})
+            sess.close() if how == "close" else sess.__exit__(None, None, None)
+        except tf.errors.OpError as error:
+            raised = type(error).__name__
+    return raised, seen.sessions, seen.ended
+
+
+def in_a_signal_handler(target, closes):
+    """A handler runs the session, or closes it, while the main thread waits in a step. Returns what the handler saw, and what came after it."""
+    with tf.Graph().as_default():
+        with on_server(), one().variable_scope(f"signal{closes}", use_resource=True):
+            begun = tf.queue.FIFOQueue(100, [tf.int32], [()], shared_name=f"signal_begun{closes}")
+            go = tf.queue.FIFOQueue(100, [tf.int32], [()], shared_name=f"signal_go{closes}")
+            count = one().get_variable("count", initializer=tf.constant(0))
+            with tf.control_dependencies([begun.enqueue(1)]):
+                taken = go.dequeue()
+            with tf.control_dependencies([taken]):
+                step = tf.group(count.assign_add(1))
+            allow, size, value = go.enqueue(1), begun.size(), count.read_value()
+        seen, handles, before = [], threading.Event(), threading.enumerate()
+        sess, other = session(target, 1), one().Session(target)
+
+        def handle(number, frame):
+            handles.set()
+            if closes:
+                return seen.append(sess.close())
+            seen.append(int(sess.run(value)))
+            other.run(allow)
+            sess.run(step)
+
+        def interrupt():
+            deadline = time.monotonic() + 60
+            while other.run(size) < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            handles.wait(60)
+            for _ in range(2):
+                other.run(allow)
+
+        other.run([count.initializer, allow])
+        old = signal.signal(signal.SIGUSR1, handle)
+        interrupts = threading.Thread(target=interrupt)
+        interrupts.start()
+        for _ in range(3):
+            sess.run(step)
+        interrupts.join(60)
+        signal.signal(signal.SIGUSR1, old)
+        if not closes:
+            return seen, int(sess.run(value))
+        assert threads_end(before)
+        return seen, int(other.run(value))
+
+
+def other_runs():
+    """What each of them sees of a step that is under way."""
+    from tensorflow.core.protobuf.config_pb2 import CallableOptions
+
+    with tf.Graph().as_default():
+        feed, count = one().placeholder(tf.int32, []), one().get_variable("count", initializer=tf.constant(0), use_resource=True)
+        with tf.control_dependencies([one().py_func(lambda: time.sleep(0.3), [], [])]):
+            step = tf.group(count.assign_add(1))
+        early = count.read_value()  # read when a partial run is set up
+        fed = early + feed
+        with tf.control_dependencies([feed]):
+            late = count.read_value()
+        seen = []
+        with session("", 1) as sess:
+            sess.run(count.initializer)
+
+            def after_steps(run):
+                for _ in range(2):
+                    sess.run(step)  # the second is under way
+                seen.append(int(run()))
+
+            call, handle = sess._make_callable_from_options(CallableOptions(fetch=[early.name])), sess.partial_run_setup([late], [feed])
+            after_steps(lambda: call()[0])
+            after_steps(lambda: sess.partial_run(handle, late, {feed: 0}))
+            after_steps(lambda: sess.partial_run(sess.partial_run_setup([fed], [feed]), fed, {feed: 0}))
+            return seen
+
+
 def losing_the_server(target, depth, started):
     """Steps until something fails. Returns the error's type."""
     with tf.Graph().as_default():
@@ -384,8 +510,8 @@ def test_threads_have_sequences_of_their_own(cluster):
 
 
 def test_close_ends_the_steps_of_a_thread_that_waits(cluster):
-    stuck, seen = worker_call(cluster, blocked, timeout=120)
-    assert not stuck and seen == ["CancelledError"]
+    stuck, seen, ended = worker_call(cluster, blocked, timeout=120)
+    assert not stuck and seen == ["CancelledError"] and ended
 
 
 def test_an_error_is_raised_by_a_later_run(cluster):
@@ -435,6 +561,26 @@ def test_monitored_session(cluster, tmp_path, depth):
 
 def test_steps_of_a_monitored_session_overlap(cluster, tmp_path):
     assert worker_call(cluster, monitored_overlap, str(tmp_path / "model"), 2, timeout=120) == (2, 4)
+
+
+@pytest.mark.parametrize("how", ["close", "exit"])
+def test_an_error_of_the_last_step_is_raised_at_the_end_of_a_monitored_session(cluster, how):
+    assert worker_call(cluster, monitored_failing, how, "too large") == ("InvalidArgumentError", 1, False)
+
+
+def test_the_last_step_of_a_monitored_session_may_end_the_input_or_lose_a_server(cluster):
+    assert worker_call(cluster, monitored_failing, "exit", "the input ends") == (None, 1, True)
+    assert worker_call(cluster, monitored_failing, "close", "the input ends") == ("OutOfRangeError", 1, True)
+    assert worker_call(cluster, monitored_failing, "exit", "the server is lost") == (None, 2, True)
+
+
+@pytest.mark.parametrize("closes, expected", [(False, ([3], 4)), (True, ([None], 3))])
+def test_a_signal_handler_may_use_the_session(cluster, closes, expected):
+    assert worker_call(cluster, in_a_signal_handler, closes) == expected
+
+
+def test_other_runs_wait_for_the_steps_under_way(cluster):
+    assert cluster["worker", 0].call(other_runs) == [2, 4, 6]
 
 
 def test_a_lost_server_is_an_error(make_cluster, tmp_path):
