@@ -200,11 +200,14 @@ bool WorkQueue::Answer(const Worker& worker, const Taken& taken, Clock::time_poi
     Holder* holder = &holders_[worker.name];
     holder->incarnation = worker.incarnation;
     holder->expires = now + worker.lease;
+    holder->ended = 0;
     holder->positions.push_back(position);
     calls->push_back([taken, item = ItemAt(position)] { taken(OkStatus(), item); });
     return true;
   }
   if (worker.waits && OthersHold(worker.name)) return false;
+  const auto holder = holders_.find(worker.name);
+  if (holder != holders_.end()) ++holder->second.ended;
   const Status status = MakeStatus(kOutOfRange, "starwire: a work queue has no more items");
   calls->push_back([taken, status] { taken(status, ""); });
   return true;
@@ -226,12 +229,13 @@ int64_t WorkQueue::Take(const Worker& worker, Clock::time_point now, Taken taken
     Holder* holder = &holders_[worker.name];
     if (holder->incarnation != worker.incarnation) {
       Return(holder);
+      holder->ended = 0;
       DropWaiters(worker, &calls);
     }
     holder->incarnation = worker.incarnation;
     holder->expires = now + worker.lease;
-    // A client that waits works on nothing.
-    const int64_t clients = std::max<int64_t>(worker.in_progress, 1) - Waiting(worker.name);
+    // A client that waits, or was told the end, works on nothing.
+    const int64_t clients = std::max<int64_t>(worker.in_progress, 1) - Waiting(worker.name) - holder->ended;
     while (!holder->positions.empty() && static_cast<int64_t>(holder->positions.size()) >= clients) {
       holder->positions.pop_front();
       ++done_;

@@ -69,6 +69,8 @@ class WorkQueue : public tensorflow::ResourceBase {
     int64_t incarnation = 0;
     Clock::time_point expires;
     std::deque<int64_t> positions;
+    // Clients that were told that there are no more items.
+    int64_t ended = 0;
   };
   struct Waiter {
     int64_t number;

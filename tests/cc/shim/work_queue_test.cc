@@ -122,16 +122,15 @@ TEST_F(WorkQueueTest, AWorkerThatWaitsHasNotGone) {
 TEST_F(WorkQueueTest, ALeaseBeginsWithTheItem) {
   Create(1);
   ASSERT_EQ(Take(Named("gone")), "0");
-  now_ += std::chrono::seconds(10);
+  now_ += milliseconds(100);
   ASSERT_EQ(Take(Named("a")), "waits");
   const auto item = answers_.back();
   ASSERT_EQ(Take(Named("b")), "waits");
   const auto later = answers_.back();
-  const auto lease = Named("a").lease;
-  queue_->Tick(now_ + lease - std::chrono::seconds(5));
+  queue_->Tick(now_ + milliseconds(950));
   ASSERT_EQ(*item, "0");
-  queue_->Tick(now_ + lease + std::chrono::seconds(5));
-  EXPECT_EQ(*later, "waits") << "a has had it for ten seconds";
+  queue_->Tick(now_ + milliseconds(1050));
+  EXPECT_EQ(*later, "waits") << "a has had it for a tenth of a second";
 }
 
 TEST_F(WorkQueueTest, ClientsThatWaitWorkOnNothing) {
@@ -160,12 +159,11 @@ TEST_F(WorkQueueTest, AnOldProcessGetsNothingForTheNew) {
   ASSERT_EQ(Take(Named("a", 2)), "waits");
   const auto now = answers_.back();
   EXPECT_EQ(*old, "error 1");
-  // The other one comes back as another process, and is done for.
+  // The other one comes back as another process.
   WorkQueue::Worker again = Named("b", 2);
   again.waits = false;
-  EXPECT_EQ(Take(again), "0");
   EXPECT_EQ(Take(again), "end");
-  EXPECT_EQ(*now, "end");
+  EXPECT_EQ(*now, "0");
 }
 
 TEST_F(WorkQueueTest, AWaitCanBeCancelled) {
