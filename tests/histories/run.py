@@ -89,7 +89,7 @@ class History:
         self.cluster = harness.Cluster(runner, protocol.removesuffix(STATE).removesuffix(SYNC), tasks, environment={**KEEPALIVE, **state}, start=False)
         self.points = fail_points(NOT_WHILE_SERVING) if has_fail_points() else ()
         self.random, self.alive, self.down = random.Random(f"points {seed}"), {}, set()
-        self.full = {}  # by server: what makes room on its disk
+        self.taken = collections.defaultdict(list)  # by server: what gives back what it lacks
         self.armed, self.starved = set(), set()  # servers that may end by themselves: at a fail point, or for lack of memory
         # Where each server is besides the address that everybody knows, its process there, and that process's environment.
         self.away = {}
@@ -144,8 +144,12 @@ class History:
         os.kill(pid, signal.SIGSTOP)
         return lambda: os.kill(pid, signal.SIGCONT)
 
+    def _take(self, server, undo):
+        self.taken[server].append(undo)
+        return undo
+
     def stop_server(self, server, **_):
-        return self._stop("ps", server)
+        return self._take(server, self._stop("ps", server))
 
     def stop_worker(self, worker, **_):
         return self._stop("worker", worker)
@@ -153,15 +157,14 @@ class History:
     def no_descriptors(self, server, **_):
         pid = self.cluster["ps", server].pid
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
-        return lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        return self._take(server, lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, before))
 
     def full_disk(self, server, **_):
         """No file of the server grows. Python ignores the signal that says so."""
         pid = self.cluster["ps", server].pid
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, before[1]))
-        self.full[server] = lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
-        return self.full[server]
+        return self._take(server, lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, before))
 
     def short_memory(self, server, **_):
         """The server gets little more memory than it has. TensorFlow may end the process for that, or fail the step."""
@@ -175,7 +178,7 @@ class History:
             resource.prlimit(pid, resource.RLIMIT_AS, before)
             self.starved.discard(server)
 
-        return undo
+        return self._take(server, undo)
 
     def kill_server(self, server, **_):
         task = self.cluster["ps", server]
@@ -228,8 +231,9 @@ class History:
             self.events.append(kill)
 
     def move_server(self, server, **_):
-        """To another process at another address, or back. The process before sends workers on. It needs room, and nothing else is done meanwhile."""
-        self._undo(self.full.pop(server, lambda: None))
+        """To another process at another address, or back. The process before sends workers on. It lacks nothing, as nothing else is done meanwhile."""
+        for undo in self.taken.pop(server, ()):
+            self._undo(undo)
         before, known = self.cluster["ps", server], self.cluster.spec["ps"][server]
         if server in self.away and self.away[server][0] is not self.specs["ps", server]:
             # At the address that everybody knows is the process that sends them on.
