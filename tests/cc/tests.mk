@@ -76,6 +76,12 @@ SANITIZED_OBJECTS := $(foreach source,$(SANITIZED_SOURCES),$(SANITIZED_OUT)/$(su
 # TensorFlow's static initialisers call free() on memory from operator new.
 ASAN := detect_leaks=0:detect_container_overflow=0:detect_odr_violation=0:alloc_dealloc_mismatch=0
 
+.PHONY: print-sanitize print-asan
+print-sanitize:
+	@echo '$(SANITIZE)'
+print-asan:
+	@echo '$(ASAN)'
+
 .PHONY: sanitized
 sanitized: $(SANITIZED_OUT)/shim_test
 	LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" ASAN_OPTIONS=$(ASAN) UBSAN_OPTIONS=print_stacktrace=1 \
