@@ -26,7 +26,7 @@ using tensorflow::Graph;
 using tensorflow::Node;
 
 // Gives other tasks a copy of an output: of the value, as nothing else may hold its memory. *copy stays null for types
-// of which there are no copies (strings): updates do not change those in place.
+// that have no Snapshot (strings): whoever takes those may see the update.
 Status CopyForOthers(Graph* graph, Node* node, int output, FreeNames* names, Node** copy) {
   const std::string& device = node->assigned_device_name();
   DeviceNameUtils::ParsedName place;

@@ -36,6 +36,7 @@ def jobs(s):
         *(s.end_to_end("pace", path, **deep("pace", path)) for path in quick.files("attacks")),
         quick.Job("address", "scripts/sanitize address", needs=("tools",), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("undefined", "scripts/sanitize shim", needs=("plugin", "core"), cores=2, memory=8, limit=3600, expected=480),
+        quick.Job("long-rows", f"{s.cargo} test --package starwire-state --test store -- --ignored", needs=("core",), memory=6, expected=60),
         quick.Job("fuzz-graphs", fuzz, needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
         quick.Job("fuzz-kept", f"{s.library} && {s.python} tests/fuzz_graphs/kept.py --seed $RANDOM --seconds 300", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
         quick.Job("fuzz-functions", f"{fuzz} --only functions", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),

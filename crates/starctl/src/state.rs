@@ -137,8 +137,19 @@ fn with(prefix: &Path, ending: &str) -> PathBuf {
     path.into()
 }
 
+fn folder_of(prefix: &Path) -> &Path {
+    prefix.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    fs::canonicalize(one).is_ok_and(|one| fs::canonicalize(other).is_ok_and(|other| one == other))
+}
+
 fn export(to: &Path, since: Option<&Path>, folders: &[PathBuf]) -> Result<(), Failure> {
     let earlier = since.map(read_flushes).transpose()?;
+    if folders.iter().any(|folder| is_same(folder, folder_of(to))) {
+        return Err(failed(to, "a checkpoint cannot be in the folder of a state"));
+    }
     let mut checkpoint = Checkpoint::create(to)?;
     for folder in folders {
         let snapshot = Snapshot::open(folder)?;
@@ -187,8 +198,7 @@ fn read_flushes(prefix: &Path) -> Result<BTreeMap<String, Flush>, Failure> {
 impl Checkpoint {
     fn create(to: &Path) -> Result<Self, Failure> {
         let path = with(to, ".data.new");
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let lock = lock_folder(folder)?;
+        let lock = lock_folder(folder_of(to))?;
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(true);
         let file = options.open(&path).map_err(|error| failed(&path, error))?;

@@ -167,6 +167,17 @@ fn servers_are_found_by_their_address_in_the_cluster_spec() {
 }
 
 #[test]
+fn a_checkpoint_is_not_written_into_the_folder_of_a_state() {
+    let folder = std::env::temp_dir().join(format!("starctl-export-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let text = folder.to_str().unwrap();
+    let output = starctl(&["state", "export", "--to", &format!("{text}/out"), text]);
+    std::fs::remove_dir_all(&folder).unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("a checkpoint cannot be in the folder of a state"), "{error}");
+}
+
+#[test]
 fn doctor_finds_what_is_wrong() {
     let output = starctl(&["doctor"]);
     assert!(output.status.success(), "{}", out(&output));

@@ -388,7 +388,11 @@ fn committed(journal: &Path) -> u64 {
 /// A folder with one variable and three commits.
 fn filled() -> Folder {
     let folder = Folder::new();
-    let mut store = folder.open().unwrap();
+    fill(&mut folder.open().unwrap());
+    folder
+}
+
+fn fill(store: &mut Store) {
     let mut flush = store.begin().unwrap();
     let id = flush.variable(definition(4, 8));
     flush.rows(id, 0, &[7; 32]);
@@ -398,7 +402,6 @@ fn filled() -> Folder {
         flush.rows(id, 1, &[content; 8]);
         flush.commit(b"more").unwrap();
     }
-    folder
 }
 
 fn error_of(folder: &Folder) -> String {
@@ -548,13 +551,7 @@ fn a_reader_has_what_is_in_an_old_journal() {
 fn damage_in_a_journal_that_is_merged_is_an_error() {
     let folder = Folder::new();
     let mut store = folder.open().unwrap();
-    let mut flush = store.begin().unwrap();
-    let id = flush.variable(definition(4, 8));
-    flush.rows(id, 0, &[7; 32]);
-    flush.commit(b"one").unwrap();
-    let mut flush = store.begin().unwrap();
-    flush.rows(id, 1, &[8; 8]);
-    flush.commit(b"two").unwrap();
+    fill(&mut store);
     let journal = folder.journal();
     let mut content = fs::read(&journal).unwrap();
     let at = content.len() - 60;
