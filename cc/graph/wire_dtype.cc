@@ -1,5 +1,6 @@
 #include "cc/graph/wire_dtype.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
@@ -94,12 +95,121 @@ bool IsGradient(const Node& node, int input) {
   return is_used;
 }
 
+// Passes on a handle or reference of a variable.
+bool PassesVariable(const Node& node) {
+  static const auto* const operations =
+      new std::set<std::string>{"Identity", "RefIdentity", "Switch", "RefSwitch", "Enter", "RefEnter"};
+  return operations->count(node.type_string()) > 0;
+}
+
+// The node that makes the handle or reference that the node is or passes on.
+const Node* OriginOf(const Node* node) {
+  while (node != nullptr && PassesVariable(*node)) node = InputOf(*node, 0);
+  return node;
+}
+
+bool IsHandle(DataType type) { return type == tensorflow::DT_RESOURCE || tensorflow::IsRefType(type); }
+
+bool TakesHandle(const Node& node) {
+  return std::any_of(node.input_types().begin(), node.input_types().end(), IsHandle);
+}
+
+// An object such as a queue. A handle that a function is given or that was chosen may be a variable's.
+bool IsOtherObject(const Node* origin) {
+  return origin != nullptr && !IsVariable(*origin) && !origin->IsArg() && !origin->IsRecv() &&
+         !HasFunctions(origin->def()) && !TakesHandle(*origin);
+}
+
+// Changes no variable, or only by gradients.
+bool KeepsVariables(const Node& node) {
+  static const auto* const reads =
+      new std::set<std::string>{"ReadVariableOp",     "ResourceGather", "ResourceGatherNd",
+                                "VarIsInitializedOp", "VariableShape",  "IsVariableInitialized"};
+  if (PassesVariable(node) || reads->count(node.type_string()) > 0) return true;
+  for (int input = 0; input < node.num_inputs(); ++input) {
+    if (AppliesGradient(node, input)) return true;
+  }
+  return false;
+}
+
+// Does arithmetic with a value: what comes of it is another one.
+bool IsArithmetic(const Node& node) {
+  static const auto* const operations = new std::set<std::string>{"Add",
+                                                                  "AddN",
+                                                                  "AddV2",
+                                                                  "BatchMatMul",
+                                                                  "BatchMatMulV2",
+                                                                  "BatchMatMulV3",
+                                                                  "BiasAdd",
+                                                                  "Conv1D",
+                                                                  "Conv2D",
+                                                                  "Conv3D",
+                                                                  "Cos",
+                                                                  "Cosh",
+                                                                  "DepthwiseConv2dNative",
+                                                                  "Div",
+                                                                  "DivNoNan",
+                                                                  "Einsum",
+                                                                  "Elu",
+                                                                  "Erf",
+                                                                  "Exp",
+                                                                  "Expm1",
+                                                                  "FusedBatchNorm",
+                                                                  "FusedBatchNormV2",
+                                                                  "FusedBatchNormV3",
+                                                                  "L2Loss",
+                                                                  "LeakyRelu",
+                                                                  "Log",
+                                                                  "Log1p",
+                                                                  "LogSoftmax",
+                                                                  "MatMul",
+                                                                  "Mean",
+                                                                  "Mul",
+                                                                  "MulNoNan",
+                                                                  "Pow",
+                                                                  "Prod",
+                                                                  "RealDiv",
+                                                                  "Rsqrt",
+                                                                  "SegmentMean",
+                                                                  "SegmentSum",
+                                                                  "Selu",
+                                                                  "Sigmoid",
+                                                                  "Sin",
+                                                                  "Sinh",
+                                                                  "Softmax",
+                                                                  "Softplus",
+                                                                  "Softsign",
+                                                                  "SparseMatMul",
+                                                                  "SparseSegmentMean",
+                                                                  "SparseSegmentSqrtN",
+                                                                  "SparseSegmentSum",
+                                                                  "SparseTensorDenseMatMul",
+                                                                  "Sqrt",
+                                                                  "Square",
+                                                                  "SquaredDifference",
+                                                                  "Sub",
+                                                                  "Sum",
+                                                                  "Tan",
+                                                                  "Tanh",
+                                                                  "UnsortedSegmentSum",
+                                                                  "Xdivy",
+                                                                  "Xlogy",
+                                                                  "_FusedBatchNormEx",
+                                                                  "_FusedConv2D",
+                                                                  "_FusedMatMul"};
+  return operations->count(node.type_string()) > 0;
+}
+
 // What keeps or passes on a value, such as a checkpoint or a fetch, gets it as it is.
-bool ComputesWith(const Node& node) {
-  if (node.op_def().is_stateful()) return false;
-  if (!node.IsIdentity()) return true;
+bool ComputesWith(const Node& node, std::set<const Node*>* seen) {
+  if (IsArithmetic(node) || !seen->insert(&node).second) return true;
+  if (node.op_def().is_stateful() || (KnowledgeOf(node.type_string()) & SW_OP_UPDATES) != 0) return false;
+  if (TakesHandle(node)) return false;
   for (const Edge* edge : node.out_edges()) {
-    if (!edge->IsControlEdge() && !ComputesWith(*edge->dst())) return false;
+    if (edge->IsControlEdge() || !edge->dst()->IsOp()) continue;
+    // Such as a shape.
+    if (!tensorflow::DataTypeIsFloating(node.output_type(edge->src_output()))) continue;
+    if (!ComputesWith(*edge->dst(), seen)) return false;
   }
   return true;
 }
@@ -111,13 +221,16 @@ class Rewrite {
 
   Status Run(WireDtypeResult* result) {
     std::vector<const Edge*> pulled, pushed;
+    FindAssigned();
     for (const Edge* edge : graph_->edges()) {
       if (edge->IsControlEdge() || !edge->src()->IsOp() || !edge->dst()->IsOp() ||
           edge->src()->output_type(edge->src_output()) != tensorflow::DT_FLOAT) {
         continue;
       }
       const bool from_here = IsHere(*edge->src()), to_here = IsHere(*edge->dst());
-      if (!from_here && to_here && IsOnCpu(*edge->src()) && IsParameters(*edge->src()) && ComputesWith(*edge->dst())) {
+      std::set<const Node*> seen;
+      if (!from_here && to_here && IsOnCpu(*edge->src()) && IsParameters(*edge->src()) && !IsAssigned(*edge->src()) &&
+          ComputesWith(*edge->dst(), &seen)) {
         pulled.push_back(edge);
       }
       if (from_here && !to_here && IsOnCpu(*edge->dst()) && IsGradient(*edge->dst(), edge->dst_input())) {
@@ -144,6 +257,31 @@ class Rewrite {
  private:
   bool IsHere(const Node& node) const {
     return DeviceNameUtils::IsSameAddressSpace(node.assigned_device_name(), worker_);
+  }
+
+  // A variable that gets values other than gradients may get its own again: rounded in each step, it would lose what
+  // changes it less than that.
+  void FindAssigned() {
+    for (const Edge* edge : graph_->edges()) {
+      if (edge->IsControlEdge() || !edge->src()->IsOp() || !edge->dst()->IsOp()) continue;
+      if (!IsHandle(edge->dst()->input_type(edge->dst_input())) || KeepsVariables(*edge->dst())) continue;
+      const Node* origin = OriginOf(edge->src());
+      if (IsOtherObject(origin)) continue;
+      if (origin != nullptr && IsVariable(*origin)) {
+        assigned_.insert({origin->assigned_device_name(), VariableName(*origin)});
+      } else {
+        any_assigned_ = true;
+      }
+    }
+  }
+
+  // Of a read or lookup.
+  bool IsAssigned(const Node& node) const {
+    const Node* from = InputOf(node, 0);
+    if (from != nullptr && from->type_string() == "ReadVariableOp") from = InputOf(*from, 0);
+    const Node* variable = OriginOf(from);
+    return any_assigned_ || variable == nullptr ||
+           assigned_.count({variable->assigned_device_name(), VariableName(*variable)}) > 0;
   }
 
   static bool IsOnCpu(const Node& node) {
@@ -187,6 +325,8 @@ class Rewrite {
   FreeNames names_;
   const std::string& worker_;
   const DataType dtype_;
+  std::set<std::pair<std::string, std::string>> assigned_;  // by device and name
+  bool any_assigned_ = false;
   std::map<std::tuple<const Node*, int, std::string>, Node*> casts_;  // by what is cast and where
 };
 

@@ -109,6 +109,45 @@ def without_training(target, name):
             return (evaluated, assigned, saved, *(np.array_equal(table[2:], values(2, 50, 4)[2:]) for table in fetched))
 
 
+def stored(target, name, use_resource):
+    """What a training step stores, passes on or fetches. Only a variable that gets nothing but gradients crosses with 16 bits, where something is computed from it."""
+    import numpy as np
+
+    with tf.Graph().as_default():
+        model = Model(name, use_resource)
+        with one().variable_scope(name, use_resource=use_resource), on(0):
+            average, clipped = (one().get_variable(what, initializer=values(seed, 20, 3)) for what, seed in (("average", 6), ("clipped", 7)))
+            plain, behind = (one().get_variable(what, initializer=values(seed, 20, 3)) for what, seed in (("plain", 8), ("behind", 9)))
+        with one().variable_scope(name, use_resource=use_resource), here():
+            local = one().get_variable("local", initializer=np.zeros((20, 3), np.float32))
+        with here():
+            old = tf.identity(average) if use_resource else average
+            assigned = {
+                "average": average.assign(np.float32(0.5) * plain + np.float32(0.75) * old),
+                "clipped": clipped.assign(tf.clip_by_value(clipped, -0.1, 0.1)),
+                "local": local.assign(plain),
+            }
+            fetched = {
+                "rows": model.rows,
+                "reshaped": tf.reshape(plain, [-1]),
+                "chosen": tf.cond(model.ids[0] > 0, lambda: tf.identity(behind), lambda: behind + 1.0),
+                "joined": tf.concat([plain, behind], 0),
+                "shape": tf.shape(plain * 1.5),
+            }
+        optimizer = one().train.GradientDescentOptimizer(1.0)
+        train = optimizer.apply_gradients([(model.pushed["dense"], model.dense)])
+        with session(target) as sess:
+            sess.run(one().global_variables_initializer())
+            found = sess.run([fetched, train, {what: update.op for what, update in assigned.items()}], {model.ids: [3, 7]})[0]
+            found |= dict(zip(assigned, sess.run([average, clipped, local])))
+        expected = {
+            "average": np.float32(0.5) * rounded(values(8, 20, 3)) + np.float32(0.75) * values(6, 20, 3), "clipped": np.clip(values(7, 20, 3), np.float32(-0.1), np.float32(0.1)),
+            "local": values(8, 20, 3), "rows": values(2, 50, 4)[[3, 7]], "reshaped": values(8, 20, 3).reshape(-1), "chosen": values(9, 20, 3),
+            "joined": np.concatenate([values(8, 20, 3), values(9, 20, 3)]), "shape": [20, 3],
+        }
+        return {what: np.array_equal(value, expected[what]) for what, value in found.items()}
+
+
 def adagrad(target, dtype, steps=300):
     """Losses of a regression."""
     with tf.Graph().as_default():
@@ -150,6 +189,12 @@ def test_a_step_rounds_parameters_and_gradients_once(cluster, use_resource):
 
 def test_only_training_steps_round(cluster):
     assert worker_call(cluster, without_training, "exact") == (True,) * 5
+
+
+@pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+def test_what_is_stored_or_fetched_is_exact(cluster, use_resource):
+    found = worker_call(cluster, stored, f"stored_{use_resource}", use_resource)
+    assert set(found) == {"average", "clipped", "local", "rows", "reshaped", "chosen", "joined", "shape"} and all(found.values()), found
 
 
 def test_it_trains(cluster):
