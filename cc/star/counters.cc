@@ -84,10 +84,37 @@ bool TakesVariable(const Node& node, const Node& variable) {
   });
 }
 
-// Whether it needs more than a variable.
-bool Waits(const Node& node) {
-  return std::any_of(node.in_edges().begin(), node.in_edges().end(),
-                     [](const Edge* edge) { return edge->src()->IsOp() && !IsVariable(*edge->src()); });
+// What may look at the variable: what takes it, and what takes the handle or the memory from there.
+std::set<const Node*> UsersOf(const Graph& graph, const Node& variable) {
+  std::set<const Node*> users;
+  std::vector<const Node*> open;
+  for (const Node* node : graph.op_nodes()) {
+    if (TakesVariable(*node, variable)) open.push_back(node);
+  }
+  while (!open.empty()) {
+    const Node* node = open.back();
+    open.pop_back();
+    if (!users.insert(node).second) continue;
+    for (const Edge* edge : node->out_edges()) {
+      const Node& user = *edge->dst();
+      if (edge->IsControlEdge() || !user.IsOp() || user.assigned_device_name() != node->assigned_device_name())
+        continue;
+      const bool may_pass =
+          tensorflow::BaseType(node->output_type(edge->src_output())) == tensorflow::BaseType(variable.output_type(0));
+      if (may_pass) open.push_back(&user);
+    }
+  }
+  return users;
+}
+
+// Whether it needs more than a variable, or a user of it needs it.
+bool Waits(const Node& node, const std::set<const Node*>& users, std::set<const Node*>* seen) {
+  if (!seen->insert(&node).second) return false;
+  return std::any_of(node.in_edges().begin(), node.in_edges().end(), [&](const Edge* edge) {
+    const Node& from = *edge->src();
+    if (!from.IsOp() || IsVariable(from)) return false;
+    return edge->IsControlEdge() || users.count(&from) == 0 || Waits(from, users, seen);
+  });
 }
 
 // Only changes variables, and does not fail for a value as `CountUpTo` does. (That of rows that do not exist does: the
@@ -176,11 +203,11 @@ class Rewrite {
     }
     const std::vector<Node*> before_counter = NodesBefore(counter);
     const std::set<const Node*> is_before(before_counter.begin(), before_counter.end());
-    for (const Node* node : graph_->op_nodes()) {
+    const std::set<const Node*> users = UsersOf(*graph_, *variable);
+    for (const Node* node : users) {
       // No edge orders it with the counter: what it waits for does.
-      if (node != counter && is_before.count(node) == 0 && TakesVariable(*node, *variable) && Waits(*node)) {
-        return OkStatus();
-      }
+      std::set<const Node*> seen;
+      if (node != counter && is_before.count(node) == 0 && Waits(*node, users, &seen)) return OkStatus();
     }
     for (Node* node : before_counter) {
       if (Branches(*node)) return OkStatus();

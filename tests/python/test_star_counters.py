@@ -93,6 +93,19 @@ def with_a_read_beside(resource):
         return model, (step, seen * 2)
 
 
+def with_a_read_behind(resource):
+    """As the one beside it, but it takes the counter's handle, or its memory, from another operation."""
+    model = Model(resource)
+    waiting = []
+    with on(0):
+        passed = tf.identity(model.counter.handle if resource else model.counter)
+    step = model.train(after=lambda updates: waiting.append(updates) or [updates])
+    with tf.control_dependencies(waiting), on(0):
+        seen = tf.raw_ops.ReadVariableOp(resource=passed, dtype=tf.int64) if resource else passed * 3
+    with here():
+        return model, (step, seen * 2)
+
+
 def with_another_counter(resource):
     """The second counts on the other server, after the first."""
     model = Model(resource)
@@ -177,6 +190,7 @@ GRAPHS = {
     "with_a_rate": (with_a_rate, 1, 0),
     "with_a_reader": (with_a_reader, 0, 0),
     "with_a_read_beside": (with_a_read_beside, 0, 0),
+    "with_a_read_behind": (with_a_read_behind, 0, 0),
     "with_another_counter": (with_another_counter, 0, 0),
     "in_a_branch": (in_a_branch, 0, 0),
     "alone_on_its_server": (alone_on_its_server, 0, 0),
@@ -228,7 +242,7 @@ def protocol(request):
 
 
 # With references as well: where they make a difference, and one graph of each kind.
-REFERENCES = ("with_a_rate", "usual", "with_a_reader", "limited_here")
+REFERENCES = ("with_a_rate", "usual", "with_a_reader", "with_a_read_behind", "limited_here")
 
 
 @pytest.mark.quick(
