@@ -249,6 +249,33 @@ def test_a_call_behind_a_merge_does_not_end_the_step_for_others(cluster):
     assert worker_call(cluster, overtaken_call) == [[[5.0, 9.0], [6.0, 16.0]]] * 2
 
 
+def close_full_queue(target):
+    """A queue that is closed while somebody puts an element in is closed when there is room, which a later part of the same step makes."""
+    import threading
+
+    with tf.Graph().as_default():
+        with one().device(PS0):
+            queue = tf.queue.FIFOQueue(1, tf.float32, (), shared_name="closed_while_full")
+            variable = one().get_variable("beside", initializer=0.0)
+            fill = queue.enqueue(1.0)
+            size, close, update = queue.size(), queue.close(), variable.assign_add(1.0)
+            with tf.control_dependencies([update]):
+                taken = queue.dequeue()
+        with one().Session(target, config=session_config()) as sess:
+            sess.run(variable.initializer)
+            sess.run(fill)
+            waiting = threading.Thread(target=sess.run, args=(fill,))
+            waiting.start()
+            time.sleep(1)
+            result = sess.run([taken, close], options=one().RunOptions(timeout_in_ms=20000))[0]
+            waiting.join()
+            return float(result), int(sess.run(size))
+
+
+def test_a_close_that_waits_holds_nothing_back(cluster):
+    assert worker_call(cluster, close_full_queue) == (1.0, 1)
+
+
 def own_transfer(target):
     """A program sends a value from a server to the worker itself, beside a pull and a push."""
     with tf.Graph().as_default():
