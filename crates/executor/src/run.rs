@@ -84,7 +84,8 @@ impl<K: Kernels> Run<K> {
             return self.straight(measured);
         }
         arena.measured.store(measured, Ordering::Relaxed);
-        arena.remaining.store(counted(plan.nodes()), Ordering::Relaxed);
+        // One more for the start: the run does not end while this thread still invites others.
+        arena.remaining.store(counted(plan.nodes()) + 1, Ordering::Relaxed);
         if plan.nodes() == 0 {
             arena.shared.kernels.finished(&arena.scratch, false);
         } else if crew {
@@ -187,6 +188,7 @@ impl<'a, K: Kernels, const CREW: bool> Lane<'a, K, CREW> {
     fn start(run: &'a RunRef<K>) {
         let Some(number) = Self::lanes(run).claim() else { return };
         let mut lane = Self::new(run, number);
+        lane.done = 1;
         lane.plan.roots.iter().rev().for_each(|node| lane.ready(*node));
         lane.share();
         lane.work();
