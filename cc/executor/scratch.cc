@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "cc/base/completion_batch.h"
 #include "cc/base/guard.h"
 #include "cc/base/kernel_scope.h"
 #include "cc/base/status_codec.h"
@@ -161,10 +162,23 @@ void Scratch::Ended(Async* async) {
   context->reset();
   async->parameters.params.track_allocations = false;
   self->Drop(node, task);
-  if (starting == async) starting = nullptr;
+  const bool has_waited = starting != async;
+  if (!has_waited) starting = nullptr;
   // The run may go on here.
-  const KernelScope scope;
-  sw_run_report(run, task.node, kept ? 0 : 1);
+  const auto report = [run, number = task.node, failed = kept ? 0U : 1U] {
+    const KernelScope scope;
+    sw_run_report(run, number, failed);
+  };
+  if (has_waited && CompletionBatch::OnReactor()) {
+    // Another call has ended what the kernel waited for, and its reactor has no time for what follows here.
+    try {
+      const auto runner = self->step_->args.runner;
+      return runner(report);
+    } catch (...) {
+      LogThrown("a kernel that has waited");
+    }
+  }
+  report();
 }
 
 uint32_t Scratch::Fetch(const SubgraphNode& node, const sw_task& task) {

@@ -72,10 +72,11 @@ class UniqueIds : public OpKernel {
                                                  " ids, which are too many"));
     Tensor* positions = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(1, ids.shape(), &positions));
-    const auto from = ids.flat<Id>();
+    // A slice of other ids is not aligned as flat() demands.
+    const auto* from = reinterpret_cast<const Id*>(ids.tensor_data().data());
     auto to = positions->flat<int32_t>();
-    Numbering<Id> numbers(static_cast<size_t>(from.size()));
-    for (int64_t i = 0; i < from.size(); ++i) to(i) = numbers.NumberOf(from(i));
+    Numbering<Id> numbers(static_cast<size_t>(ids.NumElements()));
+    for (int64_t i = 0; i < ids.NumElements(); ++i) to(i) = numbers.NumberOf(from[i]);
     const std::vector<Id>& unique = numbers.unique();
     Tensor* out = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({static_cast<int64_t>(unique.size())}), &out));
@@ -157,7 +158,7 @@ class SumRows : public OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &sums));
     const int64_t width = count == 0 ? 0 : rows.NumElements() / count;
     const auto at = positions.flat<int32_t>();
-    const T* __restrict from = rows.flat<T>().data();
+    const T* __restrict from = reinterpret_cast<const T*>(rows.tensor_data().data());
     T* __restrict to = sums->flat<T>().data();
     // As UnsortedSegmentSum: begins with zeros, adds in the order of the rows, and flushes denormal numbers, as
     // TensorFlow's kernels do on every thread that they run on.

@@ -230,11 +230,14 @@ void StarRun::Go() {
 
 void StarRun::OnDone(const Status& status) {
   EndActivity(begun_, [] { return std::string("StarRun"); });
-  // Before the result, after which the state may be written.
-  if (!changed_ids_.empty()) service_->state_.Changed(plan_->updates(), changed_ids_);
-  changed_ids_.clear();
   const Status outcome = Guard(
-      "answering a star call", [&] { return status.ok() ? Answer() : status; },
+      "answering a star call",
+      [&] {
+        // Before the result, after which the state may be written.
+        if (!changed_ids_.empty()) service_->state_.Changed(plan_->updates(), changed_ids_);
+        changed_ids_.clear();
+        return status.ok() ? Answer() : status;
+      },
       [](const Status& thrown) { return thrown; });
   if (!outcome.ok()) Fail(outcome, /*names_peer=*/false);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <functional>
+#include <new>
 #include <unordered_map>
 #include <utility>
 
@@ -145,13 +146,15 @@ class StateVariable {
   }
 
   void RowsChanged(const Tensor& ids) {
-    if (ids.dtype() == tensorflow::DT_INT32) {
-      Mark(ids.flat<int32_t>().data(), ids.NumElements());
-    } else if (ids.dtype() == tensorflow::DT_INT64) {
-      Mark(ids.flat<Int64>().data(), ids.NumElements());
-    } else {
-      AllChanged();
+    // The ids of a message are not aligned for vectors.
+    const char* data = ids.tensor_data().data();
+    try {
+      if (ids.dtype() == tensorflow::DT_INT32) return Mark(reinterpret_cast<const int32_t*>(data), ids.NumElements());
+      if (ids.dtype() == tensorflow::DT_INT64) return Mark(reinterpret_cast<const Int64*>(data), ids.NumElements());
+    } catch (const std::bad_alloc&) {
+      // No memory to remember which rows.
     }
+    AllChanged();
   }
 
   // One thread at a time.

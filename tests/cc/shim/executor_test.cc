@@ -14,8 +14,10 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/completion_batch.h"
 #include "cc/executor/session_subgraph.h"
 #include "cc/executor/subgraph.h"
+#include "cc/star/row_ops.h"
 #include "tensorflow/core/common_runtime/device_factory.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/common_runtime/graph_constructor.h"
@@ -61,6 +63,7 @@ class Done : public Step {
   void OnDone(const Status& status) override {
     std::lock_guard<std::mutex> lock(mu_);
     status_ = status;
+    thread_ = std::this_thread::get_id();
     ++done_;
     changed_.notify_all();
   }
@@ -72,9 +75,13 @@ class Done : public Step {
     return status_;
   }
 
+  // After Wait().
+  std::thread::id thread() const { return thread_; }
+
   tensorflow::CancellationManager cancellation;
 
  private:
+  std::thread::id thread_;
   std::mutex mu_;
   std::condition_variable changed_;
   Status status_;
@@ -394,6 +401,24 @@ TEST_F(WaitingTest, WaitsForValuesFromElsewhere) {
   }
 }
 
+// It serves connections, and what a run does after it has waited may take long.
+TEST_F(WaitingTest, AReactorThatEndsAWaitDoesNotGoOnWithTheRun) {
+  Build();
+  Done step;
+  Prepare(&step, {});
+  subgraph_->Run(&step);
+  Push(0, Floats({1, 2}));
+  std::thread::id reactor;
+  std::thread([&] {
+    CompletionBatch::Flush(&pool_);
+    reactor = std::this_thread::get_id();
+    Push(1, Floats({3, 4}));
+  }).join();
+  ASSERT_TRUE(step.Wait().ok());
+  EXPECT_EQ(step.fetches[0].tensor.flat<float>()(1), 6);
+  EXPECT_NE(step.thread(), reactor);
+}
+
 TEST_F(WaitingTest, CancellationEndsARunThatWaits) {
   Build();
   for (int i = 0; i < 20; ++i) {
@@ -404,6 +429,26 @@ TEST_F(WaitingTest, CancellationEndsARunThatWaits) {
     step.cancellation.StartCancel();
     EXPECT_EQ(StatusNumber(step.Wait()), 1);
   }
+}
+
+// As a slice of a batch may be.
+TEST_F(SubgraphTest, IdsThatAreCollectedNeedNotBeAligned) {
+  const tensorflow::OpDef* known = nullptr;
+  if (!tensorflow::OpRegistry::Global()->LookUpOpDef(kUniqueIdsOp, &known).ok()) RegisterRowOps();
+  Arg("ids", 0, tensorflow::DT_INT64);
+  NodeDef* node = Add("once", kUniqueIdsOp, {"ids"});
+  (*node->mutable_attr())["Tids"].set_type(tensorflow::DT_INT64);
+  Retval(0, "once", tensorflow::DT_INT64);
+  Retval(1, "once:1", tensorflow::DT_INT32);
+  Compile();
+  Tensor all(tensorflow::DT_INT64, TensorShape({6}));
+  for (int i = 0; i < 6; ++i) all.flat<Int64>()(i) = i % 3;
+  const Tensor ids = all.Slice(1, 6);
+  ASSERT_FALSE(ids.IsAligned());
+  std::vector<Step::Value> fetches;
+  ASSERT_TRUE(Both({ids}, &fetches).ok());
+  EXPECT_EQ(fetches[0].tensor.SummarizeValue(9), "1 2 0");
+  EXPECT_EQ(fetches[1].tensor.SummarizeValue(9), "0 1 2 0 1");
 }
 
 TEST_F(SubgraphTest, Statistics) {
