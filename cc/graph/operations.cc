@@ -12,6 +12,7 @@
 #include "tensorflow/core/framework/op_def.pb.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/logging.h"
+#include "tensorflow/core/util/device_name_utils.h"
 
 namespace starwire {
 namespace {
@@ -200,7 +201,13 @@ std::string VariableName(const Node& node) {
   // An old variable without a shared name uses its node's.
   const bool is_handle = node.output_type(0) == tensorflow::DT_RESOURCE;
   const std::string& name = shared.empty() && !is_handle ? node.name() : shared;
-  return TextOf(node, "container") + '\0' + (is_handle ? "handle" : "reference") + '\0' + name;
+  // An empty container is the one that has the name of the device's job.
+  tensorflow::DeviceNameUtils::ParsedName device;
+  std::string container = TextOf(node, "container");
+  if (container.empty() && tensorflow::DeviceNameUtils::ParseFullName(node.assigned_device_name(), &device)) {
+    container = device.job;
+  }
+  return container + '\0' + (is_handle ? "handle" : "reference") + '\0' + name;
 }
 
 }  // namespace starwire
