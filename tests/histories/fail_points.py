@@ -2,6 +2,7 @@
 fails. Needs a library with fail points (`make test-deep ONLY=fail-points`)."""
 
 import contextlib
+import signal
 import time
 
 import run  # before the others: it says where they are
@@ -90,6 +91,7 @@ class Killed:
         until = time.monotonic() + seconds
         while task.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
+        task.expected_exit = -signal.SIGKILL
         return task.poll() is not None
 
 
@@ -103,6 +105,8 @@ def test_a_server_is_killed_at_each_fail_point(tmp_path):
         missed = [point for point in points if not killed.round(point)]
         assert not missed, "nobody was killed at these points"
         assert killed.steps > 10 * len(points)
+        complaints = [line for task in runner.tasks for line in task.complaints()]
+        assert not complaints, "\n".join(complaints)
     finally:
         killed.job.close()
         runner.close()

@@ -42,6 +42,8 @@ PROTOCOLS = ("grpc++", "star_server", "star_server_lite", "star_server" + STATE,
 SERVERS, WORKERS = 2, 2
 # After the last fault, each worker makes a step with each server within these seconds.
 RECOVERY_S = 90
+# A server that keeps a state has written it once within these seconds.
+LONGEST_FLUSH_S = 10
 # Where copies and moves are made: whoever waits for the other process would wait for ever.
 NOT_WHILE_SERVING = ("standby.rs", "hand_over.rs", "copy.rs")
 KEEPALIVE = {"STARWIRE_UNIX": "off", "STARWIRE_KEEPALIVE": "after_ms=1000,timeout_ms=2000"}
@@ -90,6 +92,8 @@ class History:
         self.points = fail_points(NOT_WHILE_SERVING) if has_fail_points() else ()
         self.random, self.alive, self.down = random.Random(f"points {seed}"), {}, set()
         self.taken = collections.defaultdict(list)  # by server: what gives back what it lacks
+        self.limits = {}  # of processes, as they were
+        self.slowed = set()  # servers that may not have written a state yet
         self.armed, self.starved = set(), set()  # servers that may end by themselves: at a fail point, or for lack of memory
         # Where each server is besides the address that everybody knows, its process there, and that process's environment.
         self.away = {}
@@ -99,6 +103,7 @@ class History:
         for job, index in [("ps", n) for n in range(SERVERS)] + [("worker", n) for n in range(WORKERS)]:
             self.specs[job, index] = {other: [self._address(job, index, other, n) for n in range(len(real[other]))] for other in real}
         self.events, self.done, self.wrong, self.summary, self.retired = [], [], [], {}, {}
+        self.runner = runner
         tasks = [self._begin(*key) for key in self.specs]
         for task in tasks:
             task.result(harness.START_TIMEOUT)
@@ -139,6 +144,12 @@ class History:
     def reset(self, **who):
         self.link(**who).reset()
 
+    def has_effect(self, word, server, worker, back, **_):
+        """Not if it is done to a link that nobody uses. A worker finds a server that has moved without the link."""
+        if word not in ("cut", "delay", "reset"):
+            return True
+        return server not in self.away and bool(self.link(server, worker, back).connections)
+
     def _stop(self, job, index):
         pid = self.cluster[job, index].pid
         os.kill(pid, signal.SIGSTOP)
@@ -146,6 +157,7 @@ class History:
 
     def _take(self, server, undo):
         self.taken[server].append(undo)
+        self.slowed.add(server)
         return undo
 
     def stop_server(self, server, **_):
@@ -154,31 +166,35 @@ class History:
     def stop_worker(self, worker, **_):
         return self._stop("worker", worker)
 
-    def no_descriptors(self, server, **_):
+    def _limit(self, server, which, soft):
+        """Returns what takes the limit away, also if another one came in between."""
         pid = self.cluster["ps", server].pid
-        before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
-        return self._take(server, lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, before))
+        before = self.limits.setdefault((pid, which), resource.prlimit(pid, which))
+        resource.prlimit(pid, which, (soft, before[1]))
+        return self._take(server, lambda: resource.prlimit(pid, which, before))
+
+    def no_descriptors(self, server, **_):
+        """The server's connections are lost, and it cannot accept others."""
+        undo = self._limit(server, resource.RLIMIT_NOFILE, len(os.listdir(f"/proc/{self.cluster['ps', server].pid}/fd")))
+        for worker in range(WORKERS):
+            self.link(server, worker, False).reset()
+        return undo
 
     def full_disk(self, server, **_):
         """No file of the server grows. Python ignores the signal that says so."""
-        pid = self.cluster["ps", server].pid
-        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, before[1]))
-        return self._take(server, lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, before))
+        return self._limit(server, resource.RLIMIT_FSIZE, 4096)
 
     def short_memory(self, server, **_):
         """The server gets little more memory than it has. TensorFlow may end the process for that, or fail the step."""
-        pid = self.cluster["ps", server].pid
-        before = resource.prlimit(pid, resource.RLIMIT_AS)
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
-        resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + self.random.choice([0, 1 << 20, 16 << 20]), before[1]))
+        pages = int(Path(f"/proc/{self.cluster['ps', server].pid}/statm").read_text().split()[0])
         self.starved.add(server)
+        undo = self._limit(server, resource.RLIMIT_AS, pages * resource.getpagesize() + self.random.choice([0, 1 << 20, 16 << 20]))
 
-        def undo():
-            resource.prlimit(pid, resource.RLIMIT_AS, before)
+        def end():
+            undo()
             self.starved.discard(server)
 
-        return self._take(server, undo)
+        return self._take(server, end)
 
     def kill_server(self, server, **_):
         task = self.cluster["ps", server]
@@ -194,6 +210,15 @@ class History:
             self.events.append(kill)
         return lambda: self._restart(server, kill)
 
+    def _may_have_ended(self, server):
+        """At a fail point, or for lack of memory: TensorFlow may abort then."""
+        task = self.cluster["ps", server]
+        if server in self.starved:
+            task.expected_exit, task.allow_scary = task.poll(), ("",)
+        elif server in self.armed:
+            task.expected_exit = -signal.SIGKILL
+        return task.poll() == task.expected_exit
+
     def _died(self):
         """Returns what starts those servers again that have ended by themselves."""
         found = []
@@ -203,13 +228,12 @@ class History:
                 self.alive[server] = time.monotonic()
                 continue
             self.done.append("died")
-            if server not in self.armed | self.starved:
+            if not self._may_have_ended(server):
                 self.wrong.append(f"server {server} has ended by itself with {task.poll()}: {task.full_log()[-1500:]}")
             found.append(self._killed(server, self.alive[server]))
         return found
 
     def _restart(self, server, kill):
-        begun = time.monotonic()
         point = self.random.choice(self.points) if self.points else None
         self.armed = self.armed | {server} if point else self.armed - {server}
         self.starved.discard(server)
@@ -217,7 +241,7 @@ class History:
         try:
             task.result(harness.START_TIMEOUT)
         except harness.TaskDied:
-            if not point:
+            if not point or not self._may_have_ended(server):
                 raise
             self.done.append("died")
             task = self._begin("ps", server)
@@ -226,9 +250,20 @@ class History:
         self.down.discard(server)
         if self.has_state:
             kill["kept_until"] = kill["end"] if self.is_sync else -math.inf
-            if not self.is_sync and (found := re.search(r"has its state back from .*, of flush \d+, which began ([\d.]+) s ago", task.full_log())):
-                kill["kept_until"] = begun - float(found[1]) - 0.1
+            if not self.is_sync:
+                kill["kept_until"] = self._kept_until(server, task.full_log(), kill)
+            self.slowed.discard(server)
             self.events.append(kill)
+
+    def _kept_until(self, server, log, kill):
+        """What the server says that it has: all that was acknowledged before."""
+        if found := re.search(r"(\d{10}\.\d{6}) .* has its state back from .*, of flush \d+, which began ([\d.]+) s ago", log):
+            return float(found[1]) - time.time() + time.monotonic() - float(found[2]) - 0.1
+        made = [event for event in self.recorded() if event["what"] == "init" and event["ok"] and event["name"].endswith(str(server))]
+        begun = max((event["end"] for event in made), default=math.inf)
+        if "keeps its state in" not in log or kill["begin"] > begun + LONGEST_FLUSH_S and server not in self.slowed:
+            self.wrong.append(f"server {server}, killed at {kill['begin']:.3f}, has no state, though its last variable had a value at {begun:.3f}: {log[-1500:]}")
+        return -math.inf
 
     def move_server(self, server, **_):
         """To another process at another address, or back. The process before sends workers on. It lacks nothing, as nothing else is done meanwhile."""
@@ -282,6 +317,9 @@ class History:
                 gone = {key for key, task in self.cluster.tasks.items() if task.poll() is not None}
                 if word is None or ("ps", arguments["server"]) in gone or ("worker", max(arguments["worker"], 1)) in gone:
                     continue
+                if not self.has_effect(word, **arguments):
+                    self.done.append(f"{word} of nothing")
+                    continue
                 self.done.append(word)
                 ends = getattr(self, word)(**arguments)
                 if ends is not None:
@@ -297,8 +335,9 @@ class History:
                 self.cluster["worker", worker].result(60)
             except (harness.TaskTimeout, harness.TaskDied, harness.RemoteError) as error:
                 wrong.append(f"worker {worker} does not end: {str(error)[:3000]}")
-        for task in self.cluster.tasks.values():
+        for task in self.runner.tasks:
             wrong += task.complaints()
+        (self.folder / "servers.jsonl").write_text("".join(json.dumps(event) + "\n" for event in self.events))
         return wrong + self._check(calm) + self._failed()
 
     def recorded(self):
@@ -314,7 +353,8 @@ class History:
                     latest = event
             if latest is not None:
                 events.append(latest)
-        return events
+        restored = [{**event, "what": "init", "name": name, "base": base} for event in events if event["what"] == "restore" for name, base in event["bases"].items()]
+        return events + restored
 
     def _recovers(self, calm):
         missing = []
@@ -335,16 +375,25 @@ class History:
 
     def _check(self, calm):
         events = self.recorded()
-        wrong, compared = checker.check(events, *workload.variables(SERVERS))
-        server_of, _ = workload.variables(SERVERS)
-        final = {name for event in events if event["what"] == "read" and event["ok"] and event["begin"] > calm for name in event["values"]}
-        if missing := set(server_of) - final:
-            wrong.append(f"never read at the end: {sorted(missing)}")
+        server_of, kind_of = workload.variables(SERVERS)
+        verdict = checker.check(events, server_of, kind_of)
+        wrong = verdict.wrong
+        unsure = {name for name, begin in verdict.unsure.items() if begin > calm}
+        if missing := {name for name in server_of if verdict.latest.get(name, 0) < calm} - unsure:
+            wrong.append(f"not compared at the end: {sorted(missing)}")
         updates = [event for event in events if event["what"] in checker.CHECKS]
+        last = {worker: {event["last"] for event in updates if event["ok"] and "last" in event and event["worker"] == worker} for worker in range(WORKERS)}
+        for worker, steps in last.items():
+            tried = {event["last"]: event.get("error", "it has not ended") for event in updates if "last" in event and event["worker"] == worker}
+            wrong += [f"worker {worker} cannot make a step at the end: {step}: {error}" for step, error in tried.items() if step not in steps]
+            if not steps:
+                wrong.append(f"worker {worker} has made no last steps")
         self.summary = {
-            "updates": len(updates), "acknowledged": sum(event["ok"] for event in updates), "variables compared": compared,
+            "updates": len(updates), "acknowledged": sum(event["ok"] for event in updates), "variables compared": verdict.compared, "proved": verdict.proved,
+            "unsure": len(unsure), "planted": [event["element"] for event in updates if "planted" in event],
             "oldest flush": round(max((kill["begin"] - kill["kept_until"] for kill in self.events), default=0), 1) if self.has_state else None,
-            "checkpoints": sum(event["what"] == "read" and event["ok"] and "saved" in event for event in events), "faults": dict(collections.Counter(self.done)),
+            "checkpoints": sum(event["what"] == "read" and event["ok"] and "saved" in event for event in events),
+            "restored": sum(event["what"] == "restore" and event["ok"] for event in events), "faults": dict(collections.Counter(self.done)),
         }
         return wrong
 
@@ -353,7 +402,11 @@ class History:
         if not self.has_state or set(self.done) - {"kill_server", "move_server", "died", "full_disk"}:
             return []
         events = self.recorded()
-        begun = max(event["end"] for event in events if event["what"] == "init" and event["ok"])
+        first = {}
+        for event in events:
+            if event["what"] == "init" and event["ok"]:
+                first[event["name"]] = min(event["end"], first.get(event["name"], math.inf))
+        begun = max(first.values())
         failed = [event for event in events if "error" in event and event["begin"] > begun and not event.get("saved")]
         # TensorFlow runs graphs that are on one server as a whole, and nobody knows whether it did.
         failed = [event for event in failed if not (event["what"] == "count" and event["error"].startswith("UnavailableError"))]
@@ -379,14 +432,29 @@ def once(runner, out, seed, protocol, seconds, plant=None, plan=None, only=()):
         history.close()
 
 
-def shrink(runner, out, options, protocol):
-    """Leaves faults out as long as the run still fails, each tried three times."""
-    plan = faults(options.seed, options.length, options.faults, STATE in protocol or SYNC in protocol)
-    size = max(len(plan) // 2, 1)
+def near(planted):
+    """The elements of planted faults, and those that a swap hits."""
+    return [element + more for element in planted for more in (0, 100)]
+
+
+def kind(violation):
+    """What a violation is about, without times and numbers."""
+    return re.sub(r"[\d.]+", "", violation.split(": ")[-1][:60] if "update {" not in violation else violation.split("update {")[0])
+
+
+def shrink(plan, try_once, tries=3):
+    """Leaves faults out as long as the run still fails in the same way; each plan is tried several times. Returns None if the whole plan does not fail."""
+
+    def fails(faults):
+        return next((kind(wrong[0]) for _ in range(tries) if (wrong := try_once(faults))), None)
+
+    wanted, size = fails(plan), max(len(plan) // 2, 1)
+    if wanted is None:
+        return None
     while True:
         for start in range(0, len(plan), size):
             fewer = plan[:start] + plan[start + size :]
-            if any(once(runner, out, options.seed, protocol, options.length, plan=fewer)[0] for _ in range(3)):
+            if fails(fewer) == wanted:
                 plan = fewer
                 break
         else:
@@ -408,7 +476,7 @@ def main():
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("target/histories"))
     options = parser.parse_args()
-    protocols, begun, seed, failed = options.protocols.split(","), time.monotonic(), options.seed, 0
+    protocols, begun, seed, failed, totals = options.protocols.split(","), time.monotonic(), options.seed, 0, collections.Counter()
     while True:
         proof = ["none", "secret", "tls"][seed % 3] if options.proof == "turns" else options.proof
         os.environ["STARWIRE_TEST_PROOF"] = proof
@@ -418,20 +486,29 @@ def main():
             runner = harness.Runner(keep=lambda: bool(failed))
             try:
                 if options.shrink:
-                    print(*shrink(runner, options.out, options, protocol), sep="\n")
-                    return 0
+                    plan = faults(options.seed, options.length, options.faults, STATE in protocol or SYNC in protocol)
+                    plan = shrink(plan, lambda plan: once(runner, options.out, options.seed, protocol, options.length, options.plant, plan)[0])  # noqa: B023
+                    print(*(["the run does not fail"] if plan is None else plan), sep="\n")
+                    return 0 if plan is not None else 1
                 wrong, summary = once(runner, options.out, seed, protocol, options.length, options.plant, only=options.faults)
-                failed += bool(wrong)
+                failed += bool(wrong) if not options.plant else any(f"[{element}]" in line for line in wrong for element in near(summary["planted"]))
             finally:
                 runner.close()
+            totals.update(summary["faults"] | {word: summary[word] for word in ("updates", "acknowledged", "variables compared", "proved")} | {"histories": 1})
             print(f"seed {seed} {protocol} {proof}: {summary}{' FAILED' if wrong else ''}", flush=True)
             for line in wrong[:20]:
                 print(f"    {line[:1500]}", flush=True)
             if wrong:
-                print(f"    again: make histories ARGS=\"--seed {seed} --protocols {protocol} --proof {proof} --seconds 1\"; records: {options.out}, logs: {runner.directory}", flush=True)
+                more = "".join(f" --{word} {value}" for word, value in (("faults", ",".join(options.faults)), ("plant", options.plant)) if value)
+                print(f"    again: make histories ARGS=\"--seed {seed} --protocols {protocol} --proof {proof} --seconds 1 --length {options.length:g}{more}\"")
+                print(f"    library: {harness.library_path()}; records: {options.out}; logs: {runner.directory}", flush=True)
         seed += 1
         if time.monotonic() - begun > options.seconds or failed and options.plant:
             break
+    print(dict(totals))
+    if not options.plant and totals["histories"] >= 5 and totals["proved"] < totals["acknowledged"] // 2:
+        failed += 1
+        print("too few updates were looked at")
     print(f"{failed} histories failed" if failed else "no violation")
     return 1 if bool(failed) != bool(options.plant) else 0
 

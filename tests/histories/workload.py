@@ -14,6 +14,7 @@ from cluster import tf  # noqa: E402
 
 OPS = 512  # elements of one client
 CLIENTS = SIZE // OPS
+LAST_TRIES = 5
 VECTORS = ("dense_ref", "dense_res", "sparse_ref", "sparse_res")
 REGISTERS = ("register_ref", "register_res")
 COUNTERS = ("count_ref", "count_res")
@@ -46,6 +47,7 @@ class Graph:
             self.steps["push", "several"] = several, tf.group(*(self._push(name, self.one_hot) for name in several))
             with tf.device("/job:ps/task:0"):
                 self.saver = one.train.Saver(self.variables, max_to_keep=2)
+                self.restorers = {server: one.train.Saver({name: self.variables[name] for name in reads}) for server, reads in self.reads.items()}
             self.graph.finalize()
 
     def _push(self, name, value):
@@ -82,12 +84,13 @@ class Worker:
 
     def __init__(self, target, task, servers, folder, seed, patience, plant=None):
         self.target, self.task, self.folder, self.patience, self.plant = target, task, Path(folder), patience, plant
-        self.random = random.Random(f"{seed} {task} {os.getpid()}")
+        self.random = random.Random(f"{seed} {task} {len(list(self.folder.glob(f'worker{task}-*')))}")
         (self.folder / "checkpoint").mkdir(exist_ok=True)  # Saver would blame its absence for other errors
         self.graph = Graph(servers, task)
         self.log = open(self.folder / f"worker{task}-{os.getpid()}.jsonl", "w", buffering=1)
         self.session = None
         self.snapshot = {name: numpy_of(0.0) if word == "push" else 0 for name, word in variables(servers)[1].items()}
+        self.checkpoint, self.saves = None, 0
         self._next_client()
 
     def _next_client(self):
@@ -134,55 +137,66 @@ class Worker:
     def read(self, server):
         def run(event):
             found = self.session.run(self.graph.reads[server])
-            event["values"] = {name: pack(value) if value.ndim else int(value) for name, value in found.items()}
+            event["values"] = {name: packed(value) for name, value in found.items()}
             return found
 
         return self.record({"what": "read"}, run)
 
-    def update(self):
+    def update(self, step=None, **more):
         if self.client is None or self.op == OPS:
             self._next_client()
             if self.client is None:
-                return
-        (what, of), (names, fetch) = self.random.choice(list(self.graph.steps.items()))
+                return False
+        what, _ = step = step or self.random.choice(list(self.graph.steps))
+        names, fetch = self.graph.steps[step]
         element = self.client * OPS + self.op
         self.op += 1
-        event = {"what": what, "names": names, "element": element, "value": element + 1}
+        event = {"what": what, "names": names, "element": element, "value": element + 1, **more}
         feed = {self.graph.element: element, self.graph.value: element + 1}
         planted = self.plant if what == "push" and self.op == 20 else None
+        if planted:
+            event["planted"] = planted
         if planted == "swap":
             feed[self.graph.element] = element + 100
 
         def run(_):
             for _ in range({"drop": 0, "repeat": 2}.get(planted, 1)):
                 self.session.run(getattr(fetch, "op", fetch), feed)
+            return True
 
-        self.record(event, run)
+        return bool(self.record(event, run))
 
     def initialise(self):
-        """The chief's: what has no value gets that of the last checkpoint."""
-        for name, (base, assign, is_initialised) in self.graph.inits.items():
-            found = self.record({"what": "look"}, lambda _: bool(self.session.run(is_initialised)))
-            if found is not False:
-                continue
-            value = self.snapshot[name]
-            event = {"what": "init", "name": name, "base": value if isinstance(value, int) else pack(value)}
-            self.record(event, lambda _: self.session.run(assign.op, {base: value}) or True)
+        """The chief's: what has no value gets that of the last checkpoint, a server that has lost all of them sometimes by Saver's restore."""
+        lost = []
+        for name, (_, _, is_initialised) in self.graph.inits.items():
+            if self.record({"what": "look"}, lambda _: bool(self.session.run(is_initialised))) is False:
+                lost.append(name)
+        for server, reads in self.graph.reads.items():
+            if self.checkpoint and set(reads) <= set(lost) and self.random.random() < 0.5:
+                event = {"what": "restore", "bases": {name: packed(self.snapshot[name]) for name in reads}}
+                saver = self.graph.restorers[server].saver_def
+                self.record(event, lambda _: self.session.run(saver.restore_op_name, {saver.filename_tensor_name: self.checkpoint}) or True)
+                lost = [name for name in lost if name not in reads]
+        for name in lost:
+            base, assign, _ = self.graph.inits[name]
+            event = {"what": "init", "name": name, "base": packed(self.snapshot[name])}
+            self.record(event, lambda _: self.session.run(assign.op, {base: self.snapshot[name]}) or True)
 
     def save(self):
         """The chief's. A checkpoint is a read of all variables."""
+        self.saves += 1
 
         def run(event):
             with self.graph.graph.as_default():
-                path = self.graph.saver.save(self.session, str(self.folder / "checkpoint" / "model"), write_meta_graph=False)
+                path = self.graph.saver.save(self.session, str(self.folder / "checkpoint" / "model"), global_step=self.saves, write_meta_graph=False)
             reader = tf.train.load_checkpoint(path)
             found = {name: reader.get_tensor(name) for name in self.graph.variables}
-            event["values"] = {name: pack(value) if value.ndim else int(value) for name, value in found.items()}
-            return found
+            event["values"] = {name: packed(value) for name, value in found.items()}
+            return path, found
 
-        found = self.record({"what": "read", "saved": True}, run)
-        if found is not None:
-            self.snapshot = {name: value if value.ndim else int(value) for name, value in found.items()}
+        if saved := self.record({"what": "read", "saved": True}, run):
+            self.checkpoint, self.snapshot = saved
 
     def run(self):
         steps = 0
@@ -198,11 +212,19 @@ class Worker:
                 self.update()
             steps += 1
             time.sleep(self.random.random() * 0.02)
+        # Nothing is in the way any more, so each kind of step succeeds; a session may still have to be made again.
+        for step in self.graph.steps:
+            any(self.update(step, last=" ".join(step)) for _ in range(LAST_TRIES))
         if self.task == 0:
             for server in range(self.graph.servers):
-                self.read(server)
+                any(self.read(server) is not None for _ in range(LAST_TRIES))
         self._close()
         return steps
+
+
+def packed(value):
+    """As it is written down."""
+    return pack(value) if getattr(value, "ndim", 0) else int(value)
 
 
 def numpy_of(value):

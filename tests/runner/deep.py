@@ -27,6 +27,7 @@ def jobs(s):
         "expected": EXPECTED.get(f"{stage}/{Path(path).stem[len('test_'):]}", 50),
     }
     fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed $RANDOM --seconds 300 --stop"
+    dying = "--protocols star_server+state,star_server_lite+sync --faults kill_server,move_server,full_disk"
     histories = f"{s.library} && {s.python} tests/histories/run.py --seed $RANDOM --seconds 300"
     return [
         *(s.end_to_end("deep", path, "-m deep", **deep("deep", path)) for path in marked),
@@ -41,6 +42,8 @@ def jobs(s):
         quick.Job("fuzz-kept", f"{s.library} && {s.python} tests/fuzz_graphs/kept.py --seed $RANDOM --seconds 300", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
         quick.Job("fuzz-functions", f"{fuzz} --only functions", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
         quick.Job("histories", histories, needs=("plugin", "packages"), cores=1, memory=6, limit=1800, expected=330),
+        # Nothing but dying and moving servers that keep their state: no step may fail.
+        quick.Job("histories-state", f"{histories} {dying}", needs=("plugin", "packages"), cores=1, memory=6, limit=1800, expected=330),
         s.fail_points(histories),
         quick.Job("proto", f"{s.make} proto && git diff --exit-code crates/engine/src/control/generated", needs=("tools",), expected=60),
         quick.Job("simulate", f"STARWIRE_SIM_SEEDS=1000 {s.cargo} test --test sim every_seed && {s.make} simulate SECONDS=120", needs=("core",), limit=1800, expected=350),
