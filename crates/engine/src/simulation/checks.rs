@@ -1,10 +1,11 @@
 //! What always holds, and what holds at the end of a task.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::owner::{Ledger, Open};
+use super::owner::{Ledger, Open, Owner};
 use super::{Scenario, Task, World};
 use crate::metrics::Value;
 
@@ -48,12 +49,47 @@ impl World {
         self.check_requests(task);
     }
 
-    /// Nothing is given back twice.
+    /// No task has more than what its requests and its peers' connections and values can be.
     pub(super) fn check_gauges(&self) {
-        for task in 0..self.tasks.len() {
-            let values = self.metrics(task, GAUGES);
-            assert!(values.iter().all(|value| *value >= 0), "task {task}: {GAUGES:?} are {values:?}");
+        for (at, task) in self.tasks.iter().enumerate() {
+            let values = self.metrics(at, GAUGES);
+            let Owner { state, kernels, ledger, .. } = &task.shared.host;
+            let state = state.lock().unwrap();
+            let ledger = ledger.lock().unwrap();
+            let open = ledger.open.values().filter(|open| open.from == at).count();
+            let given_up = ledger.given_up.get(&at).copied().unwrap_or(0);
+            let kept = kernels.values.load(Ordering::Relaxed);
+            // Replies that are being sent count as unanswered.
+            let most = [state.connections, state.connections, (open + given_up) as i64, i64::MAX, kept];
+            let is_right = values.iter().zip(&most).all(|(value, most)| (0..=*most).contains(value));
+            assert!(is_right, "task {at}: {GAUGES:?} are {values:?}, and at most {most:?}");
+            assert_eq!(values[0] + values[1], state.connections, "task {at}: connections in and out");
         }
+    }
+
+    /// While no task has requests, and all are connected: what they have had is given back.
+    pub(super) fn check_rest(&self) {
+        for (at, task) in self.tasks.iter().enumerate() {
+            let Owner { state, kernels, payloads, .. } = &task.shared.host;
+            let [_, _, in_flight, unanswered, slots] = self.metrics(at, GAUGES);
+            let known = state.lock().unwrap().unanswered.len() + kernels.running.lock().unwrap().len();
+            assert_eq!((in_flight, unanswered, known), (0, 0, 0), "task {at}: requests in flight, and of peers");
+            assert_eq!(slots, kernels.values.load(Ordering::Relaxed), "task {at}: values that stay");
+            assert_eq!(payloads.load(Ordering::Relaxed), 0, "task {at}: payloads");
+        }
+    }
+
+    /// A task without reactors has nothing, and is not used any more.
+    pub(super) fn check_release(&mut self, task: Task) {
+        let Task { shared, shards, channels, .. } = task;
+        drop((shards, channels));
+        if let Some(names) = &mut self.names {
+            names.forget(&shared);
+        }
+        let kernels = &shared.host.kernels;
+        let left = [&kernels.values, &kernels.plans, &shared.host.payloads].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(left, [0; 3], "values, plans and payloads of a task that has ended");
+        assert_eq!(Arc::strong_count(&shared), 1, "a task that has ended is still used");
     }
 
     /// No request waits for longer than it should, unless its task stands still.
@@ -88,4 +124,12 @@ impl World {
         });
         assert!(self.tasks[task].ids().iter().all(|id| !open.contains_key(id)), "requests that did not end");
     }
+}
+
+/// Sockets that this process has, by inode.
+pub fn open_sockets() -> BTreeSet<u64> {
+    let files =
+        std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    let inode = |name: &str| name.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok();
+    files.filter_map(|file| inode(file.to_str()?)).collect()
 }

@@ -39,10 +39,19 @@ impl Names {
             let number = look_up.target.host.trim_start_matches("task").trim_end_matches(".sim");
             let right = address(number.parse().expect("the name of a task"));
             let (found, most) = match if net.is_faulty { net.below(10) } else { 9 } {
-                0 => (Err(io::Error::new(io::ErrorKind::NotFound, "no such name")), 2000),
+                0 => {
+                    net.note("a name is unknown");
+                    (Err(io::Error::new(io::ErrorKind::NotFound, "no such name")), 2000)
+                }
                 1 => (Ok(vec![WRONG, right]), 50),
-                2 => (Ok(vec![WRONG]), 50),
-                3 => (Ok(vec![right]), 20_000),
+                2 => {
+                    net.note("a name has a wrong address");
+                    (Ok(vec![WRONG]), 50)
+                }
+                3 => {
+                    net.note("a look-up takes long");
+                    (Ok(vec![right]), 20_000)
+                }
                 _ => (Ok(vec![right]), 50),
             };
             let due = net.now + Duration::from_millis(net.below(most));
@@ -55,7 +64,10 @@ impl Names {
         let (due, left) = std::mem::take(&mut self.0).into_iter().partition(|(at, ..)| *at <= now);
         self.0 = left;
         let due: Vec<_> = due;
-        due.into_iter().for_each(|(_, look_up, found)| look_up.end(found));
+        for (_, look_up, found) in due {
+            look_up.shared.host.ask();
+            look_up.end(found);
+        }
     }
 
     pub fn next_due(&self) -> Option<Instant> {

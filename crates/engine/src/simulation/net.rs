@@ -1,21 +1,19 @@
-//! A network and the drivers of its tasks, in virtual time: connections that deliver late and in pieces, stall, and
+//! A network in virtual time: connections that deliver late and in pieces, stall, and
 //! break. Descriptors are real, but nothing passes through them.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use super::driver::Wait;
 use crate::random::Random;
-use starwire_net::reactor::driver::{Completion, Driver, Token};
+use starwire_net::reactor::driver::{Completion, Token};
+use starwire_net::transport::IoPart;
 use starwire_net::transport::tcp::{self, TcpOptions};
-use starwire_net::transport::{IoPart, SocketAddress};
 
 /// Bytes on their way and in the kernels of a connection's two hosts, in each direction.
 const ROOM: usize = 256 << 10;
@@ -26,25 +24,25 @@ const LATENCY: Duration = Duration::from_millis(5);
 
 /// One end of a connection, or a socket that is not connected.
 #[derive(Default)]
-struct End {
+pub struct End {
     /// The task and the driver that have it.
     task: usize,
     driver: Option<usize>,
-    fd: Option<OwnedFd>,
+    pub fd: Option<OwnedFd>,
     other: Option<usize>,
     /// What arrives, and when.
     arrivals: VecDeque<(Instant, Vec<u8>)>,
-    arriving: usize,
+    pub arriving: usize,
     /// When the other end's last byte arrived, or its reset.
     ends_at: Option<Instant>,
     reset_at: Option<Instant>,
-    recv: Option<Vec<IoPart>>,
-    send: Option<Vec<IoPart>>,
+    pub recv: Option<Vec<IoPart>>,
+    pub send: Option<Vec<IoPart>>,
     /// When a connect ends; false: it is refused.
     connects: Option<(Instant, bool)>,
-    finishes: bool,
-    closes_at: Option<Instant>,
-    is_closed: bool,
+    pub finishes: bool,
+    pub closes_at: Option<Instant>,
+    pub is_closed: bool,
 }
 
 impl End {
@@ -61,25 +59,32 @@ pub struct Net {
     /// Some connections are cut as soon as they are accepted.
     pub cuts_early: bool,
     was_cut: bool,
-    ends: Vec<End>,
+    pub ends: Vec<End>,
     /// Those that are not closed; and of these the ones of each driver. Ascending.
     live: Vec<usize>,
-    of_drivers: Vec<Vec<usize>>,
+    pub of_drivers: Vec<Vec<usize>>,
     /// Accepted sockets that no driver has yet, by inode.
     by_inode: HashMap<u64, usize>,
-    addresses: HashMap<u64, SocketAddr>,
+    pub addresses: HashMap<u64, SocketAddr>,
     /// Listeners: driver and token.
-    listeners: BTreeMap<SocketAddr, (usize, usize)>,
+    pub listeners: BTreeMap<SocketAddr, (usize, usize)>,
     accepted: Vec<(usize, usize, OwnedFd)>,
     /// Until when nothing passes between two tasks.
     partitions: BTreeMap<(usize, usize), Instant>,
-    tasks: Vec<usize>,
+    pub tasks: Vec<usize>,
     /// A task that has died, and does not know it yet: nothing that it does reaches anybody.
     pub dying: Option<usize>,
     pub moved: u64,
+    /// By driver.
+    pub waits: Vec<Wait>,
+    /// The sockets that there ever were, by inode.
+    pub inodes: HashSet<u64>,
+    /// How often each fault happened.
+    pub faults: BTreeMap<&'static str, u64>,
 }
 
-fn inode(fd: &OwnedFd) -> u64 {
+/// Of a socket.
+pub fn inode(fd: &OwnedFd) -> u64 {
     File::from(fd.try_clone().unwrap()).metadata().unwrap().ino()
 }
 
@@ -106,7 +111,20 @@ impl Net {
             tasks: Vec::new(),
             dying: None,
             moved: 0,
+            waits: Vec::new(),
+            inodes: HashSet::new(),
+            faults: BTreeMap::new(),
         }
+    }
+
+    pub fn note(&mut self, fault: &'static str) {
+        *self.faults.entry(fault).or_default() += 1;
+    }
+
+    fn socket(&mut self, address: SocketAddr) -> OwnedFd {
+        let fd = tcp::socket(address, &TcpOptions::default()).unwrap();
+        self.inodes.insert(inode(&fd));
+        fd
     }
 
     pub fn below(&mut self, n: u64) -> u64 {
@@ -118,9 +136,18 @@ impl Net {
         self.is_faulty && self.below(n) == 0
     }
 
+    /// The same, with a name.
+    pub fn fails_as(&mut self, fault: &'static str, n: u64) -> bool {
+        let fails = self.fails(n);
+        if fails {
+            self.note(fault);
+        }
+        fails
+    }
+
     /// A socket that listens at this address, once a driver accepts with it.
     pub fn listener(&mut self, address: SocketAddr) -> OwnedFd {
-        let fd = tcp::socket(address, &TcpOptions::default()).unwrap();
+        let fd = self.socket(address);
         self.addresses.insert(inode(&fd), address);
         fd
     }
@@ -142,7 +169,8 @@ impl Net {
 
     /// When something that is sent now arrives.
     fn arrival(&mut self, from: usize, to: usize) -> Instant {
-        let late = if self.fails(50) { Duration::from_millis(self.below(2000)) } else { Duration::ZERO };
+        let late =
+            if self.fails_as("bytes are late", 50) { Duration::from_millis(self.below(2000)) } else { Duration::ZERO };
         let after = Duration::from_micros(self.below(LATENCY.as_micros() as u64)) + late;
         self.partitioned_until(from, to).unwrap_or(self.now) + after
     }
@@ -153,6 +181,7 @@ impl Net {
         if open.is_empty() {
             return;
         }
+        self.note("a connection is reset");
         let at = open[self.below(open.len() as u64) as usize];
         let now = self.now;
         for at in [Some(at), self.ends[at].other].into_iter().flatten() {
@@ -163,7 +192,7 @@ impl Net {
     /// A client that is no task sends these bytes to whoever listens at the address. Then it waits, or is gone.
     pub fn send_as_client(&mut self, address: SocketAddr, bytes: Vec<u8>) {
         let Some((driver, listener)) = self.listeners.get(&address).copied() else { return };
-        let fd = tcp::socket(address, &TcpOptions::default()).unwrap();
+        let fd = self.socket(address);
         let (client, task) = (self.ends.len(), self.tasks[driver]);
         // It reads all, or nothing.
         let is_closed = self.below(2) == 0;
@@ -186,7 +215,7 @@ impl Net {
         end.other.is_some() && !end.is_closed && end.closes_at.is_none() && end.reset_at.is_none()
     }
 
-    fn is_dying(&self, driver: usize) -> bool {
+    pub fn is_dying(&self, driver: usize) -> bool {
         self.dying == Some(self.tasks[driver])
     }
 
@@ -210,7 +239,7 @@ impl Net {
     }
 
     /// The other end learns of the end of this one.
-    fn gone(&mut self, at: usize, is_reset: bool) {
+    pub fn gone(&mut self, at: usize, is_reset: bool) {
         let Some(other) = self.ends[at].other else { return };
         let arrival = self.arrival(self.ends[at].task, self.ends[other].task);
         let end = &mut self.ends[other];
@@ -222,15 +251,15 @@ impl Net {
         }
     }
 
-    /// The time of the next change that nobody has to ask for.
-    pub fn next_due(&self) -> Option<Instant> {
+    /// The time of the next change that nobody has to ask for, of the tasks that run.
+    pub fn next_due(&self, runs: impl Fn(usize) -> bool) -> Option<Instant> {
         let of_end = |end: &End| {
             let waits = end.recv.as_ref().map(|_| ());
             let arrival = waits.and_then(|()| end.arrivals.front().map(|(at, _)| *at).or(end.ends_at));
             let reset = end.reset_at.filter(|_| end.recv.is_some() || end.send.is_some());
             [arrival, reset, end.connects.map(|(at, _)| at), end.closes_at].into_iter().flatten().min()
         };
-        let open = self.live.iter().map(|at| &self.ends[*at]).filter(|end| end.driver.is_some());
+        let open = self.live.iter().map(|at| &self.ends[*at]).filter(|end| end.driver.is_some() && runs(end.task));
         open.filter_map(of_end).min()
     }
 
@@ -241,7 +270,7 @@ impl Net {
     }
 
     /// A driver is done with an end.
-    fn forget(&mut self, at: usize) {
+    pub fn forget(&mut self, at: usize) {
         let driver = self.ends[at].driver;
         self.ends[at].close();
         for list in [Some(&mut self.live), driver.map(|driver| &mut self.of_drivers[driver])].into_iter().flatten() {
@@ -251,7 +280,8 @@ impl Net {
         }
     }
 
-    fn register(&mut self, driver: usize, fd: OwnedFd) -> Token {
+    pub fn register(&mut self, driver: usize, fd: OwnedFd) -> Token {
+        self.inodes.insert(inode(&fd));
         let at = self
             .by_inode
             .remove(&inode(&fd))
@@ -263,26 +293,26 @@ impl Net {
         Token(at as u64)
     }
 
-    fn connect(&mut self, at: usize, address: SocketAddr) {
+    pub fn connect(&mut self, at: usize, address: SocketAddr) {
         let found = self.listeners.get(&address).copied();
         let from = self.ends[at].task;
         let to = found.map(|(driver, _)| self.tasks[driver]);
         let when = self.arrival(from, to.unwrap_or(from)) + Duration::from_micros(self.below(5000));
-        if self.fails(20) {
-            // It hangs.
+        if self.fails_as("a connect hangs", 20) {
             return;
         }
-        let Some((driver, listener)) = found.filter(|_| !self.fails(20)) else {
+        let Some((driver, listener)) = found.filter(|_| !self.fails_as("a connect is refused", 20)) else {
             self.ends[at].connects = Some((when, false));
             return;
         };
-        let fd = tcp::socket(address, &TcpOptions::default()).unwrap();
+        let fd = self.socket(address);
         let other = self.add(End { task: self.tasks[driver], other: Some(at), ..End::default() });
         self.ends[at].other = Some(other);
         self.ends[at].connects = Some((when, true));
         // Not twice in a row: a peer that nobody can reach is given up.
         self.was_cut = self.cuts_early && !self.was_cut && self.below(10) == 0;
         if self.was_cut {
+            self.note("a connection is cut early");
             for end in [at, other] {
                 self.ends[end].reset_at = Some(when);
             }
@@ -305,7 +335,7 @@ impl Net {
             return None;
         }
         let most = all.min(room);
-        let n = if self.fails(3) { 1 + self.below(most as u64) as usize } else { most };
+        let n = if self.fails_as("a send is short", 3) { 1 + self.below(most as u64) as usize } else { most };
         let mut bytes = Vec::with_capacity(n);
         for part in self.ends[at].send.iter().flatten() {
             let len = part.len.min(n - bytes.len());
@@ -338,7 +368,7 @@ impl Net {
         }
         let room: usize = end.recv.iter().flatten().map(|part| part.len).sum();
         let most = room.min(bytes.len());
-        let n = if self.fails(3) { 1 + self.below(most as u64) as usize } else { most };
+        let n = if self.fails_as("a receive is short", 3) { 1 + self.below(most as u64) as usize } else { most };
         let end = &mut self.ends[at];
         let (when, mut bytes) = end.arrivals.pop_front()?;
         let rest = bytes.split_off(n);
@@ -356,8 +386,43 @@ impl Net {
         Some(Ok(n))
     }
 
+    /// Whether the reactor of a driver would run now: it does not sleep, its time has come, or something has ended.
+    pub fn has_reason(&self, driver: usize) -> bool {
+        let is_due = match self.waits[driver] {
+            Wait::Runs => true,
+            Wait::Sleeps(until) => until.is_some_and(|until| until <= self.now),
+        };
+        let is_accepted = || self.accepted.iter().any(|(of, _, _)| *of == driver);
+        let has_ended = || self.of_drivers[driver].iter().any(|at| self.has_ended(&self.ends[*at]));
+        is_due || (!self.is_dying(driver) && (is_accepted() || has_ended()))
+    }
+
+    /// When a driver's reactor wakes up by itself.
+    pub fn sleeps_until(&self, driver: usize) -> Option<Instant> {
+        match self.waits[driver] {
+            Wait::Runs => Some(self.now),
+            Wait::Sleeps(until) => until,
+        }
+    }
+
+    /// Whether [`Net::progress`] may report something about this end.
+    fn has_ended(&self, end: &End) -> bool {
+        let is_past = |when: Option<Instant>| when.is_some_and(|when| when <= self.now);
+        if end.closes_at.is_some() {
+            return is_past(end.closes_at);
+        }
+        if let Some((when, _)) = end.connects {
+            return when <= self.now;
+        }
+        let has_room = end.other.is_some_and(|other| self.ends[other].arriving < ROOM);
+        let arrival = end.arrivals.front().map(|(when, _)| *when).or(end.ends_at);
+        (end.send.is_some() && (is_past(end.reset_at) || has_room))
+            || (end.send.is_none() && end.finishes)
+            || (end.recv.is_some() && (is_past(end.reset_at) || is_past(arrival)))
+    }
+
     /// Reports what has ended for a driver.
-    fn progress(&mut self, driver: usize, out: &mut Vec<Completion>) {
+    pub fn progress(&mut self, driver: usize, out: &mut Vec<Completion>) {
         if self.is_dying(driver) {
             return;
         }
@@ -417,129 +482,5 @@ impl Net {
             }
         }
         self.moved += (out.len() - before) as u64;
-    }
-}
-
-/// A driver of a task.
-pub struct SimDriver {
-    net: Rc<RefCell<Net>>,
-    number: usize,
-    wake: (UnixStream, UnixStream),
-}
-
-impl SimDriver {
-    pub fn new(net: &Rc<RefCell<Net>>, task: usize) -> Self {
-        let number = {
-            let mut net = net.borrow_mut();
-            net.tasks.push(task);
-            net.of_drivers.push(Vec::new());
-            net.tasks.len() - 1
-        };
-        let wake = UnixStream::pair().unwrap();
-        wake.0.set_nonblocking(true).unwrap();
-        Self { net: net.clone(), number, wake }
-    }
-}
-
-impl Driver for SimDriver {
-    fn name(&self) -> &str {
-        "simulated"
-    }
-
-    fn register(&mut self, fd: OwnedFd) -> io::Result<Token> {
-        Ok(self.net.borrow_mut().register(self.number, fd))
-    }
-
-    fn accept(&mut self, listener: Token) -> io::Result<()> {
-        let mut net = self.net.borrow_mut();
-        let inode = net.ends[listener.0 as usize].fd.as_ref().map(inode).unwrap();
-        let address = net.addresses.remove(&inode).unwrap();
-        net.listeners.insert(address, (self.number, listener.0 as usize));
-        Ok(())
-    }
-
-    fn connect(&mut self, token: Token, address: &SocketAddress) -> io::Result<()> {
-        let mut net = self.net.borrow_mut();
-        if net.fails(50) {
-            return Err(io::Error::from_raw_os_error(libc::ENETUNREACH));
-        }
-        if net.is_dying(self.number) {
-            return Ok(());
-        }
-        let SocketAddress::Inet(address) = address else { unreachable!("unix sockets are off") };
-        net.connect(token.0 as usize, *address);
-        Ok(())
-    }
-
-    unsafe fn recv(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
-        let end = &mut self.net.borrow_mut().ends[token.0 as usize];
-        assert!(end.recv.is_none() && end.closes_at.is_none(), "one receive at a time");
-        end.recv = Some(parts.to_vec());
-        Ok(())
-    }
-
-    unsafe fn send(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
-        let mut net = self.net.borrow_mut();
-        if net.fails(500) {
-            return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
-        }
-        let end = &mut net.ends[token.0 as usize];
-        assert!(end.send.is_none() && end.closes_at.is_none(), "one send at a time");
-        end.send = Some(parts.to_vec());
-        Ok(())
-    }
-
-    fn watch(&mut self, _fd: OwnedFd) -> io::Result<Token> {
-        unreachable!("only sockets")
-    }
-
-    fn finish(&mut self, token: Token) {
-        self.net.borrow_mut().ends[token.0 as usize].finishes = true;
-    }
-
-    fn close(&mut self, token: Token) {
-        let mut net = self.net.borrow_mut();
-        let at = token.0 as usize;
-        if net.ends[at].closes_at.is_some() || net.ends[at].is_closed {
-            return;
-        }
-        let after = Duration::from_micros(net.below(20_000));
-        net.ends[at].closes_at = Some(net.now + after);
-        if net.is_dying(self.number) {
-            return;
-        }
-        // Unread bytes turn the end into a reset.
-        let is_reset = net.ends[at].arriving > 0;
-        net.gone(at, is_reset);
-        net.listeners.retain(|_, (_, listener)| *listener != at);
-    }
-
-    fn release(&mut self, token: Token) -> io::Result<OwnedFd> {
-        let mut net = self.net.borrow_mut();
-        if net.below(3) == 0 {
-            return Err(io::Error::from_raw_os_error(libc::EMFILE));
-        }
-        let at = token.0 as usize;
-        let fd = net.ends[at].fd.take();
-        net.forget(at);
-        Ok(fd.unwrap())
-    }
-
-    fn quiesce(&mut self, _patience: Duration) -> bool {
-        let mut net = self.net.borrow_mut();
-        let net = &mut *net;
-        for at in net.of_drivers[self.number].clone() {
-            net.forget(at);
-        }
-        true
-    }
-
-    fn wait(&mut self, _timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
-        self.net.borrow_mut().progress(self.number, out);
-        Ok(())
-    }
-
-    fn wake_fd(&self) -> RawFd {
-        self.wake.0.as_raw_fd()
     }
 }

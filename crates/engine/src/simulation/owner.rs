@@ -1,10 +1,12 @@
 //! The owner of a simulated task: answers requests late, and keeps a ledger of its own.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::bytes::{bytes_of, number_of};
+use super::requests::{Kind, Need};
 use super::star::{self, Kernels, Next};
 use crate::api::{Buffers, Host, IncomingCall, Level, Op, OutPayload, RecvRequest, Ticket};
 use crate::resolver::LookUp;
@@ -20,9 +22,12 @@ pub struct Unanswered {
 /// A request that has not ended.
 #[derive(Debug)]
 pub struct Open {
+    pub from: usize,
     pub is_cancelled: bool,
     /// Its reply has begun to arrive.
     pub has_buffers: bool,
+    /// Its deadline passes between these two times.
+    pub not_before: Option<Instant>,
     pub due: Option<Instant>,
 }
 
@@ -40,6 +45,29 @@ pub struct Ledger {
     /// Tasks that died at fail points.
     pub deaths: BTreeMap<&'static str, u64>,
     pub next: Vec<Next>,
+    /// Requests of each task that have ended before their replies have come, which still may.
+    pub given_up: BTreeMap<usize, usize>,
+    pub now: Option<Instant>,
+    /// Requests from and to which tasks have succeeded.
+    pub succeeded: BTreeSet<(usize, usize, Kind)>,
+    /// The processes of the tasks that run.
+    pub incarnations: BTreeMap<usize, u64>,
+    /// How many bytes the replies of star calls have, one for each run.
+    pub replies: BTreeMap<u64, Vec<usize>>,
+}
+
+impl Ledger {
+    /// A request of this task has ended.
+    pub fn end(&mut self, from: usize, code: i32) {
+        *self.ended.entry(code).or_default() += 1;
+        if matches!(code, code::CANCELLED | code::DEADLINE_EXCEEDED | code::RESOURCE_EXHAUSTED) {
+            *self.given_up.entry(from).or_default() += 1;
+        }
+    }
+
+    pub fn is_past(&self, due: Option<Instant>) -> bool {
+        due.zip(self.now).is_some_and(|(due, now)| now >= due)
+    }
 }
 
 #[derive(Default)]
@@ -57,13 +85,22 @@ pub struct Owner {
     /// Payloads that were not released.
     pub payloads: Arc<AtomicI64>,
     pub look_ups: Mutex<Vec<LookUp<Owner>>>,
+    /// Something was sent to its reactors since they ran.
+    pub is_asked: AtomicBool,
+    /// Of an early seed: replies say no more than they did.
+    is_early: bool,
 }
 
 impl Owner {
-    pub fn new(incarnation: u64, ledger: &Arc<Mutex<Ledger>>) -> Self {
+    pub fn new(incarnation: u64, ledger: &Arc<Mutex<Ledger>>, is_early: bool) -> Self {
         let kernels = Kernels::new(incarnation, ledger);
-        let (state, keys, payloads, look_ups) = Default::default();
-        Self { state, ledger: ledger.clone(), kernels, keys, payloads, look_ups }
+        let (state, keys, payloads, look_ups, is_asked) = Default::default();
+        Self { state, ledger: ledger.clone(), kernels, keys, payloads, look_ups, is_asked, is_early }
+    }
+
+    /// Its reactors have a reason to run.
+    pub fn ask(&self) {
+        self.is_asked.store(true, Ordering::Relaxed);
     }
 
     fn called(&self) -> std::sync::MutexGuard<'_, State> {
@@ -84,7 +121,15 @@ impl AsRef<[u8]> for Part {
     }
 }
 
-struct Counted(Arc<AtomicI64>);
+/// One of the things that a counter counts, until it is dropped.
+pub struct Counted(Arc<AtomicI64>);
+
+impl Counted {
+    pub fn new(counter: &Arc<AtomicI64>) -> Self {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Self(counter.clone())
+    }
+}
 
 impl Drop for Counted {
     fn drop(&mut self) {
@@ -97,8 +142,7 @@ pub fn payload(parts: Vec<Vec<u8>>, counter: &Arc<AtomicI64>) -> Option<OutPaylo
     if parts.is_empty() {
         return None;
     }
-    counter.fetch_add(1, Ordering::Relaxed);
-    let counted = Arc::new(Counted(counter.clone()));
+    let counted = Arc::new(Counted::new(counter));
     Some(OutPayload::of(parts.into_iter().map(|bytes| Part { bytes, _counted: counted.clone() }).collect()))
 }
 
@@ -106,7 +150,16 @@ pub fn payload(parts: Vec<Vec<u8>>, counter: &Arc<AtomicI64>) -> Option<OutPaylo
 pub fn value(key: &[u8], step: i64, frame: u64, iter: u64) -> Vec<Vec<u8>> {
     let text = std::str::from_utf8(key).unwrap();
     let size: usize = text.rsplit(';').next().unwrap().parse().unwrap();
-    vec![vec![(step as u8) ^ (frame as u8) ^ (iter as u8); size]]
+    let number = number_of(key.iter().map(|byte| u64::from(*byte)).chain([step.cast_unsigned(), frame, iter]));
+    vec![bytes_of(number, size)]
+}
+
+/// Which value it is, also if it has no bytes.
+pub fn reply_meta(key: &[u8], step: i64, frame: u64, iter: u64, is_early: bool) -> Vec<u8> {
+    if is_early {
+        return key.to_vec();
+    }
+    [key, format!(";{step};{frame};{iter}").as_bytes()].concat()
 }
 
 impl Host for Owner {
@@ -127,7 +180,8 @@ impl Host for Owner {
         let mut state = self.called();
         for RecvRequest { ticket, step, key, frame, iter } in requests {
             let parts = value(key, *step, *frame, *iter);
-            state.unanswered.push(Unanswered { ticket: *ticket, meta: key.clone(), parts });
+            let meta = reply_meta(key, *step, *frame, *iter, self.is_early);
+            state.unanswered.push(Unanswered { ticket: *ticket, meta, parts });
         }
     }
 
@@ -142,7 +196,10 @@ impl Host for Owner {
     fn call(&self, call: IncomingCall) {
         let meta = call.body.meta().to_vec();
         assert!(self.ledger.lock().unwrap().executed.insert(meta.clone()), "a call was executed twice");
-        let parts = call.body.parts().map(<[u8]>::to_vec).collect();
+        let id = u64::from_le_bytes(meta[..].try_into().unwrap());
+        let parts: Vec<Vec<u8>> = call.body.parts().map(<[u8]>::to_vec).collect();
+        let is_right = |(part, bytes): (u64, &Vec<u8>)| *bytes == bytes_of(id << 2 | part, bytes.len());
+        assert!((0..).zip(&parts).all(is_right), "the payload of call {id} is wrong");
         self.called().unanswered.push(Unanswered { ticket: call.ticket, meta, parts });
     }
 
@@ -187,6 +244,8 @@ impl Op for Any {
 pub struct Request {
     pub id: u64,
     pub ledger: Arc<Mutex<Ledger>>,
+    pub route: (usize, usize, Kind),
+    pub need: Need,
     pub meta: Vec<u8>,
     pub parts: Vec<Vec<u8>>,
     pub refuses: bool,
@@ -206,27 +265,30 @@ impl Op for Request {
     fn done(self, outcome: &Outcome<'_>, buffers: Buffers) {
         // Poisoned: the simulation has failed.
         let Ok(mut ledger) = self.ledger.lock() else { return };
-        let was_cancelled = ledger.open.remove(&self.id).expect("a request ends once").is_cancelled;
+        let Open { is_cancelled: was_cancelled, not_before, .. } =
+            ledger.open.remove(&self.id).expect("a request ends once");
         let code = match outcome {
             Outcome::Ok { meta } => {
                 assert!(!self.refuses || self.parts.is_empty());
                 assert_eq!(*meta, self.meta);
                 assert!(buffers.into_owned() == self.parts, "the bytes of request {} are wrong", self.id);
+                ledger.succeeded.insert(self.route);
                 0
             }
             Outcome::PeerError { code, message, .. }
             | Outcome::Local { code, message }
             | Outcome::Lost { code, message } => {
                 let expected = match *code {
-                    code::UNAVAILABLE | code::DEADLINE_EXCEEDED => true,
+                    code::UNAVAILABLE => self.need != Need::Now,
+                    code::DEADLINE_EXCEEDED => ledger.is_past(not_before),
                     code::CANCELLED => was_cancelled,
                     code::RESOURCE_EXHAUSTED => self.refuses,
                     _ => false,
                 };
-                assert!(expected, "{code}: {message}");
+                assert!(expected, "request {} {:?}: {code}: {message}", self.id, self.route);
                 *code
             }
         };
-        *ledger.ended.entry(code).or_default() += 1;
+        ledger.end(self.route.0, code);
     }
 }
