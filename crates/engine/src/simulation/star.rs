@@ -279,6 +279,7 @@ impl Request {
         let code = match outcome {
             Outcome::Ok { meta } if call.step.ends => {
                 assert!(meta.is_empty() && buffers.into_owned().is_empty(), "the end of a step has an answer");
+                ledger.succeeded.insert((call.from, call.to, Kind::Star));
                 0
             }
             Outcome::Ok { .. } if registers => return ledger.next.push(Next::Call(call)),
