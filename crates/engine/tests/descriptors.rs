@@ -17,7 +17,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use harness::{PATIENCE, Task};
+use harness::{PATIENCE, Task, eventually};
 
 fn set_limit(soft: libc::rlim_t) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -73,7 +73,8 @@ fn the_limit_is_reported_once_and_recovered_from() {
         for peer in &peers {
             connect(peer, task.engine().bound());
         }
-        // accept is retried ten times a second.
+        eventually("a line in the log", || task.logged("cannot accept a connection") == 1);
+        // It is tried again ten times a second, without another line.
         std::thread::sleep(Duration::from_millis(1500));
         drop(files);
         assert_eq!(task.logged("cannot accept a connection"), 1, "{driver}");

@@ -532,6 +532,22 @@ mod tests {
     }
 
     #[test]
+    fn a_take_over_that_is_not_confirmed_in_time_is_given_up() {
+        let folder = TempDir::new("copies");
+        let (store, copies) = owner(&folder);
+        let now = Instant::now();
+        complete(&copies, &folder, &store, 1);
+        copies.ask(ticket(1), NEW).unwrap();
+        copies.prepared(now - PATIENCE).unwrap();
+        let TakeOver::Prepared { position, until, .. } = copies.take_over() else { panic!("it waits for the thread") };
+        assert_eq!((until, PATIENCE), (now, Duration::from_secs(10)));
+        assert_eq!(copies.give_up(), (true, None), "it was answered");
+        assert_eq!(copies.take_over(), TakeOver::No);
+        let refused = copies.confirm(position, NEW, |_| panic!("this is the owner")).unwrap_err();
+        assert!(refused.code == code::ABORTED && refused.message.contains(GIVEN_UP), "{}", refused.message);
+    }
+
+    #[test]
     fn a_server_that_stops_offers_its_state_to_a_copy_that_has_all_of_it() {
         let folder = TempDir::new("copies");
         let (store, copies) = owner(&folder);

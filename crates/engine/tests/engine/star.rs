@@ -17,7 +17,7 @@ use starwire_protocol::star::{
     CALL, CallHead, CallId, END, EndHead, Keep, LAST, PlanHash, REGISTER, REPLY_BYTES, RegisterHead, ReplyHead, TRACE,
     UNKNOWN_PLAN, plan_hash,
 };
-use starwire_protocol::state::{STATE, StateRequest};
+use starwire_protocol::state::{STATE, StateReply, StateRequest};
 
 use crate::admission::{self, CANCEL, PING, REPLY, WELCOME, connect, heard, hello_of};
 use crate::harness::kernels::INCARNATION;
@@ -376,12 +376,13 @@ impl Drop for Folder {
 fn a_server_that_was_killed_has_whole_calls_back_and_recognises_them() {
     let folder = Folder::new("killed");
     let pair = folder.pair();
+    // The beginning is one flush, and each change that is seen on the disk one more.
+    let flushes = |expected| eventually("a flush", || count(&pair.ps, "starwire_state_flushes_total") == expected);
+    flushes(1);
     let mut wire = Wire::to(&pair.ps);
     wire.call("update", 1, 0);
     wire.gets_its_table();
-    eventually("it is written", || count(&pair.ps, "starwire_state_flushes_total") > 0);
-    eventually("nothing else is", || pair.ps.seen.kernels.written.lock().unwrap().is_some_and(|(_, all)| all == 1));
-    std::thread::sleep(Duration::from_millis(100));
+    flushes(2);
     let killed = folder.copy("killed-copy");
     wire.call("update", 2, 0);
     wire.gets_its_table();
@@ -492,6 +493,30 @@ fn a_state_is_for_processes_of_its_task_and_whoever_comes_later_is_sent_on() {
     let is_refused =
         |line: String| line.contains("the state has moved to 127.0.0.1:2: what is left of it here is older");
     eventually("it is refused", || lines.try_iter().any(is_refused));
+}
+
+#[test]
+fn a_server_goes_on_if_the_process_that_takes_over_is_not_heard_of() {
+    let folder = Folder::new("given-up");
+    let pair = folder.pair();
+    let asks = |request: StateRequest<'_>| {
+        let other = Task::try_start(PS, "star_server", 2, &[]).unwrap();
+        other.knows(PS, &pair.ps);
+        (harness::call(&other.channel(PS), STATE, &request.write(), None), other)
+    };
+    let address = "127.0.0.1:2";
+    let (end, other) = asks(StateRequest::TakeOver { address });
+    let Ok(StateReply::Prepared(position)) = StateReply::read(&end.meta) else { panic!("{end:?}") };
+    let mut wire = Wire::to(&pair.ps);
+    wire.call("update", 1, 0);
+    wire.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(wire.stream.peek(&mut [0]).is_err(), "no change follows");
+    drop(other);
+    wire.stream.set_read_timeout(Some(harness::PATIENCE)).unwrap();
+    wire.gets_its_table();
+    assert_eq!(pair.ps.logged("was not handed over: the process that takes over was not heard of"), 1);
+    let (end, _other) = asks(StateRequest::Confirm { position, address });
+    assert!(end.code == code::ABORTED && end.message.contains("the take-over was given up"), "{end:?}");
 }
 
 /// A third process of the task: it would follow one whose state is older, and be told to take over when that ends.

@@ -3,7 +3,6 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "buffers outlive the operations, which every test waits for")]
 
 use std::io::Write;
-use std::time::Duration;
 
 use starwire_net::reactor::driver::{Completion, IoPart};
 use starwire_net::reactor::uring::UringDriver;
@@ -116,8 +115,12 @@ fn the_end_of_the_socket_follows_received_messages() {
     let hello = *b"hello";
     unsafe { pair.a.driver.send(ta, &[IoPart { ptr: hello.as_ptr().cast_mut(), len: 5 }]).unwrap() };
     pair.wait("the send", |pair| pair.a.take_send()).unwrap();
-    // Let the message arrive before the socket closes.
-    std::thread::sleep(Duration::from_millis(50));
+    // A message that the socket's end overtakes is lost.
+    let mut received = 0;
+    pair.wait("the message", |pair| {
+        received += pair.b.stats().messages_received;
+        (received > 0).then_some(())
+    });
     pair.a.driver.close(ta);
     pair.wait("closed", |pair| pair.a.seen.iter().any(|c| matches!(c, Completion::Closed { .. })).then_some(()));
     let mut target = [0u8; 8];

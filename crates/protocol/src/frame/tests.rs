@@ -34,6 +34,9 @@ enum Sent {
     Reply { id: u64, code: i32, meta: Vec<u8>, lens: Option<Vec<u64>> },
     Data { id: u64, len: u64 },
     Cancel { id: u64, code: i32 },
+    Lend { witness: Witness, pieces: Vec<(u64, u64)> },
+    Taken { blocks: u64 },
+    Move { code: i32, meta: Vec<u8> },
     Ping { nonce: u64 },
     Pong { nonce: u64 },
     Refuse { code: i32, reason: String },
@@ -61,6 +64,10 @@ fn sent() -> impl Strategy<Value = Sent> {
         }),
         (any::<u64>(), any::<u64>()).prop_map(|(id, len)| Sent::Data { id, len }),
         (any::<u64>(), 1..20i32).prop_map(|(id, code)| Sent::Cancel { id, code }),
+        (any::<u64>(), any::<u64>(), vec(any::<(u64, u64)>(), 0..9))
+            .prop_map(|(address, value, pieces)| Sent::Lend { witness: Witness { address, value }, pieces }),
+        any::<u64>().prop_map(|blocks| Sent::Taken { blocks }),
+        (0..20i32, vec(any::<u8>(), 0..2 * MAX_REASON)).prop_map(|(code, meta)| Sent::Move { code, meta }),
         any::<u64>().prop_map(|nonce| Sent::Ping { nonce }),
         any::<u64>().prop_map(|nonce| Sent::Pong { nonce }),
         (1..20i32, ".{0,400}").prop_map(|(code, reason)| Sent::Refuse { code, reason }),
@@ -97,6 +104,9 @@ fn encode(sent: &Sent, out: &mut Vec<u8>) {
         Sent::Reply { id, code, meta, lens } => put::reply(out, *id, *code, meta, payload(lens).as_ref()),
         Sent::Data { id, len } => put::data(out, *id, *len),
         Sent::Cancel { id, code } => put::cancel(out, *id, *code),
+        Sent::Lend { witness, pieces } => put::lend(out, *witness, pieces),
+        Sent::Taken { blocks } => put::taken(out, *blocks),
+        Sent::Move { code, meta } => put::migrate(out, *code, meta),
         Sent::Ping { nonce } => put::ping(out, *nonce),
         Sent::Pong { nonce } => put::pong(out, *nonce),
         Sent::Refuse { code, reason } => put::refuse(out, *code, reason),
@@ -149,6 +159,14 @@ fn assert_same(frame: Frame<'_>, sent: &Sent) {
             assert_eq!((id, len, abort), (*i, *l, *l == 0));
         }
         (Frame::Cancel { id, code }, Sent::Cancel { id: i, code: c }) => assert_eq!((id, code), (*i, *c)),
+        (Frame::Lend { witness, pieces }, Sent::Lend { witness: w, pieces: p }) => {
+            let bytes = p.iter().flat_map(|(address, len)| [address.to_le_bytes(), len.to_le_bytes()]);
+            assert_eq!((witness, pieces), (*w, &bytes.flatten().collect::<Vec<_>>()[..]));
+        }
+        (Frame::Taken { blocks }, Sent::Taken { blocks: b }) => assert_eq!(blocks, *b),
+        (Frame::Move { code, meta }, Sent::Move { code: c, meta: m }) => {
+            assert_eq!((code, meta), (*c, &m[..m.len().min(MAX_REASON)]));
+        }
         (Frame::Ping { nonce }, Sent::Ping { nonce: n }) | (Frame::Pong { nonce }, Sent::Pong { nonce: n }) => {
             assert_eq!(nonce, *n);
         }
@@ -198,7 +216,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_frames_or_an_error(kind in prop_oneof![0..5u8, 10..16u8, 20..23u8], bytes in vec(any::<u8>(), 0..300), zeros in 0..300usize, from in role()) {
+    fn any_bytes_are_frames_or_an_error(kind in prop_oneof![0..6u8, 10..18u8, 20..23u8], bytes in vec(any::<u8>(), 0..300), zeros in 0..300usize, from in role()) {
         let mut section = bytes;
         section.insert(0, kind);
         // Small numbers are more interesting than random ones.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use starwire_protocol::limits::{BULK_SOFT, FIRST_READ};
-use starwire_protocol::{ConnectionError, Limits};
+use starwire_protocol::{ConnectionError, Limits, Recv};
 
 use crate::owner::{BAD_PREFIX, Ended, REFUSED_META, REFUSED_METHOD, Request};
 use crate::pair::{Pair, settings};
@@ -158,8 +158,14 @@ fn p05_requests_of_one_round_share_a_block_and_keys_travel_once() {
     pair.run();
     // 32 bytes each with a known key.
     assert_eq!(pair.client.blocks, [(32 + 100 * 32, 0)]);
+    // Within a loop, frame and iteration follow.
+    pair.client.blocks.clear();
+    let id = pair.id();
+    pair.client.recv(pair.now, Recv { id, step: 7, prefix: KEY, frame: 1, iter: 1, deadline: None, op: () });
+    pair.run();
+    assert_eq!(pair.client.blocks, [(32 + 48, 0)]);
     assert_eq!(pair.client.connection.stats().keys, 1);
-    assert_eq!(pair.server.owner.requests.len(), 101);
+    assert_eq!(pair.server.owner.requests.len(), 102);
     let ids: Vec<u64> = pair.server.owner.requests.iter().map(Request::id).collect();
     pair.server.blocks.clear();
     for id in ids {

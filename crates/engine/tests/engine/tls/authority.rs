@@ -30,15 +30,23 @@ impl Authority {
 
     /// Certificate and key with this name, until so long from now.
     pub fn issue(&self, name: &str, lasts: Duration) -> (String, String) {
+        self.issue_until(name, SystemTime::now() + lasts)
+    }
+
+    /// The same, until an hour ago.
+    pub fn issue_expired(&self, name: &str) -> (String, String) {
+        self.issue_until(name, SystemTime::now() - Duration::from_secs(3600))
+    }
+
+    fn issue_until(&self, name: &str, until: SystemTime) -> (String, String) {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.subject_alt_names.push(match name.parse() {
             Ok(ip) => SanType::IpAddress(ip),
             Err(_) if name.contains("://") => SanType::URI(name.try_into().unwrap()),
             Err(_) => SanType::DnsName(name.try_into().unwrap()),
         });
-        let until = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + lasts;
         params.not_before = rcgen::date_time_ymd(2020, 1, 1);
-        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + until;
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + until.duration_since(UNIX_EPOCH).unwrap();
         let key = KeyPair::generate().unwrap();
         (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
     }

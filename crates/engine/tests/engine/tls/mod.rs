@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::harness::*;
 use super::one_port::{OnePort, try_start, try_start_with};
@@ -142,7 +142,7 @@ fn unusable_files_are_named_when_the_server_is_made() {
     let authority = Authority::new("test");
     let other = Authority::new("other");
     let (certificate, key) = authority.issue(PS_NAME, LONG);
-    let (expired, its_key) = authority.issue(PS_NAME, Duration::ZERO);
+    let (expired, its_key) = authority.issue_expired(PS_NAME);
     let (nobody, nobodys_key) = authority.issue("starwire://test/ps/7", LONG);
     let ca = authority.pem();
     for (certificate, key, authorities, words) in [
@@ -155,7 +155,6 @@ fn unusable_files_are_named_when_the_server_is_made() {
         (&ca, &key, &ca, &["STARWIRE_TLS_CERT", "the certificate of a CA"]),
         (&nobody, &nobodys_key, &ca, &["names starwire://test/ps/7, so it does not speak for", "starwire://test/ps/0"]),
     ] {
-        std::thread::sleep(Duration::from_millis(if certificate == expired { 1100 } else { 0 }));
         let files = Identity::of(certificate, key, authorities);
         let error = try_start(PS, &files.env(&[NAMES]), "127.0.0.1:0").map(drop).unwrap_err();
         for word in words {
@@ -206,18 +205,24 @@ fn foreign_certificates_are_refused_by_both_sides() {
 #[test]
 fn certificates_that_expire_while_tasks_run_are_refused() {
     let authority = Authority::new("test");
-    let (certificate, key) = authority.issue(PS_NAME, Duration::from_secs(2));
-    let ps_files = Identity::of(&certificate, &key, &authority.pem());
-    let ps = start(PS, &ps_files, &[TCP, NAMES]);
     let files = authority.identity(WORKER_NAME);
-    let (before, after) = (start(WORKER, &files, &[TCP, NAMES]), start(WORKER, &files, &[TCP, NAMES]));
-    let open = channel(&before, &ps);
-    assert_eq!(call(&open, ECHO, b"hello", None).meta, b"hello");
-    std::thread::sleep(Duration::from_millis(3200));
+    // It lasts until the server has started and a task is connected, however slow the machine is.
+    let (ps, after, open, ends, _files) = (1..)
+        .find_map(|seconds| {
+            let ends = SystemTime::now() + Duration::from_secs(seconds);
+            let (certificate, key) = authority.issue(PS_NAME, Duration::from_secs(seconds));
+            let ps_files = Identity::of(&certificate, &key, &authority.pem());
+            let ps = try_start(PS, &ps_files.env(&[TCP, NAMES]), "127.0.0.1:0").ok()?;
+            let (before, after) = (start(WORKER, &files, &[TCP, NAMES]), start(WORKER, &files, &[TCP, NAMES]));
+            let open = channel(&before, &ps);
+            (call(&open, ECHO, b"hello", None).meta == b"hello").then_some((ps, after, (open, before), ends, ps_files))
+        })
+        .unwrap();
+    eventually("it expires", || SystemTime::now() > ends + Duration::from_secs(1));
     let end = call(&channel(&after, &ps), ECHO, b"", None);
     assert!(end.code == 16 && end.message.contains("the peer's certificate is refused: it expired"), "{end:?}");
     // Connections that were open stay open.
-    assert_eq!(call(&open, ECHO, b"hello", None).meta, b"hello");
+    assert_eq!(call(&open.0, ECHO, b"hello", None).meta, b"hello");
 }
 
 #[test]
