@@ -8,6 +8,7 @@ With STARWIRE_DEEP_TESTS=1 it also measures, which needs a machine that does not
 process that uses the same CPU time. The median pace is at least 80 % of that beside the harmless process, and no step takes two seconds.
 """
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -68,8 +69,15 @@ class Process:
         """Returns the peak memory since `forget_peak`."""
         return self._status("VmHWM") << 10
 
-    def threads(self):
-        return self._status("Threads")
+    def threads(self, name=None):
+        """Their number; of those with this name, if there is one."""
+        if name is None:
+            return self._status("Threads")
+        found = 0
+        for thread in os.listdir(self.directory / "task"):
+            with contextlib.suppress(OSError):  # it has ended
+                found += (self.directory / "task" / thread / "comm").read_text().strip() == name
+        return found
 
     def descriptors(self):
         return len(os.listdir(self.directory / "fd"))

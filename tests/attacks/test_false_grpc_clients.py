@@ -142,4 +142,4 @@ def test_strange_settings(trainer):
     for what in SERVED:
         assert outcome.result[what] == {"denied"}, outcome.result
     for what in ("too many settings", "another frame first", "an acknowledgement first", "the setting as a value"):
-        assert outcome.result.get(what, set()) <= {"closed", "waits"}, outcome.result
+        assert outcome.result[what] <= {"closed", "waits"}, outcome.result
