@@ -4,14 +4,22 @@ import time
 from pathlib import Path
 
 from cluster import one, state, tf
+from metrics import data_port, metric
+from waiting import wait_until
 
 STARCTL = Path(__file__).resolve().parents[2] / "target/debug/starctl"
-# A flush begins every second.
-FLUSHED = 2.5
 
 
 def environment(folder, mode="async"):
     return {"STARWIRE_STATE": str(folder), "STARWIRE_STATE_MODE": mode, "STARWIRE_RECOVER_S": 60}
+
+
+def flush(*servers):
+    """Waits until what these servers have answered is on their disks."""
+    begun = lambda server: metric(data_port(server), "starwire_state_pause_seconds_count")  # noqa: E731
+    before = [begun(server) for server in servers]
+    # One may have begun before, the second has everything, and has ended when the third begins.
+    wait_until(lambda: all(begun(server) >= count + 3 for server, count in zip(servers, before)), 60, "three flushes")
 
 
 def begin_counting(target, use_resource):

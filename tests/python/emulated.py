@@ -60,10 +60,10 @@ def seconds_for(transfers):
 
 
 def round_trips(network):
-    """The shortest of 20 round trips, without delay and with 5 ms each way."""
+    """The shortest of 20 round trips, without delay and with 5 and 10 ms each way."""
     one, other = udp(network.host("ps", 0)), udp(network.host("worker", 1))
     answers = {}
-    for name, delay in (("none", 0.0), ("5 ms", 0.005)):
+    for name, delay in (("none", 0.0), ("5 ms", 0.005), ("10 ms", 0.010)):
         network.set(0, delay, 1 << 20)
         took = []
         for _ in range(20):
@@ -78,17 +78,19 @@ def round_trips(network):
 
 
 def rates(network):
-    """Seconds for a second's worth of bytes at 20 Mb/s: in one direction, in both at once, from two hosts to one."""
+    """Seconds for a second's worth of bytes at 20 Mb/s: in one direction, in both at once, from two hosts to one; and in one direction at 10 Mb/s."""
     network.set(20e6, 0, 100_000)
     size = int(20e6 / 8 * emulation.PAYLOAD)
     a, b, c = network.host("ps", 0), network.host("worker", 0), network.host("worker", 1)
     server, client = tcp(a, b, PORT)
     other_server, other_client = tcp(a, c, PORT + 1)
-    return {
+    took = {
         "one direction": seconds_for([(client, server, size)]),
         "both directions": seconds_for([(client, server, size), (server, client, size)]),
         "two to one": seconds_for([(client, server, size // 2), (other_client, other_server, size // 2)]),
     }
+    network.set(10e6, 0, 100_000)
+    return {**took, "at half the rate": seconds_for([(client, server, size)])}
 
 
 def full_queue(network):

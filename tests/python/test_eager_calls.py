@@ -9,6 +9,7 @@ import pytest
 from cluster import RemoteError, state, tf
 from metrics import counters
 from tf2_job import connect, start, train_scheduled
+from waiting import wait_until
 
 A, B = "/job:ps/replica:0/task:0", "/job:ps/replica:0/task:1"
 
@@ -109,8 +110,6 @@ def fail_the_other():
 
 
 def take_after_all():
-    # The worker tells the server to give up, the chief tells it of the element: nothing orders the two.
-    time.sleep(2)
     state["queue"].enqueue(tf.constant(41, tf.int64))
     result = state["coordinator"].schedule(state["take"])
     state["coordinator"].join()
@@ -119,10 +118,13 @@ def take_after_all():
 
 def test_cancelled_functions_end(fresh_cluster, within):
     """Chief to worker to ps. The element that comes later is not taken by the function that was cancelled."""
-    _, chief = start(fresh_cluster)
+    cluster, chief = start(fresh_cluster)
     chief.call(start_blocked)
     with within(30):
         assert "told so" in chief.call(fail_the_other)
+    # The worker tells the server to give up, the chief tells it of the element: nothing orders the two.
+    servers = [task for (job, _), task in cluster.tasks.items() if job == "ps"]
+    wait_until(lambda: not any(counters(server)["requests_unanswered"] for server in servers), 60, "the server gives up")
     assert chief.call(take_after_all) == 42
 
 

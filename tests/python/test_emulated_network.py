@@ -25,18 +25,17 @@ def experiment(name):
 
 def test_a_round_trip_takes_both_delays():
     took = experiment("round_trips")
-    # The relay may deliver a few microseconds early. Upper bounds leave room for a busy machine, and none for a delay that counts twice.
-    assert took["none"] < 0.00998 <= took["5 ms"] < 0.0195
+    # The relay may deliver a few microseconds early. A delay that counts twice would take as long as twice the delay.
+    assert took["none"] < took["5 ms"] < took["10 ms"]
+    assert took["5 ms"] >= 0.00998 and took["10 ms"] >= 0.01996
 
 
 def test_a_cable_has_its_rate_in_each_direction():
     took = experiment("rates")
-    # Queues and socket buffers take some bytes at once, so a transfer may seem shorter. Upper bounds leave room for a busy machine.
-    assert 0.9 <= took["one direction"] < 1.9
-    # Half duplex would take two seconds.
-    assert 0.9 <= took["both directions"] < 1.9
-    # The switch has one cable to the receiver.
-    assert 0.9 <= took["two to one"] < 1.9
+    # Queues and socket buffers take some bytes at once, so a transfer may seem shorter. At half the rate it takes as long as half duplex would. The switch has
+    # one cable to the receiver.
+    slow = took.pop("at half the rate")
+    assert slow >= 1.9 and all(0.9 <= seconds < slow for seconds in took.values()), (took, slow)
 
 
 def test_a_full_queue_drops():
@@ -90,7 +89,7 @@ def test_a_benchmark_runs_over_it(benchmark, protocol, ours):
 
 
 @pytest.mark.ours
-@pytest.mark.quick(lambda of: of["protocol"] == "star_server", reason="calls are split by the same code for both protocols (crates/planner)")
+@pytest.mark.deep  # measures this machine as well
 @pytest.mark.parametrize("protocol", ["star_server", "star_server_lite"])
 def test_parts_of_star_calls_suit_the_wire(benchmark, protocol):
     log = (benchmark(protocol) / "logs" / f"100x4KB.{protocol}.worker0.log").read_text()

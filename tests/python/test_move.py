@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster import RemoteError, free_port, state
-from counting import FLUSHED, STARCTL, begin_counting, count, counted, environment, stop
+from counting import STARCTL, begin_counting, count, counted, environment, flush, stop
 
 pytestmark = pytest.mark.ours
 
@@ -97,7 +97,7 @@ def test_a_standby_takes_over_from_a_server_that_was_killed(compared, tmp_path, 
         worker = start_counting(cluster, False, 8)
         old, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
         standby.wait_for_log("has a copy of the state of")
-        time.sleep(FLUSHED)
+        flush(old)
         folder = tmp_path / "1" / "ps-0"
         old.kill()
         standby.wait_for_log("It takes over if that has ended for good")

@@ -8,6 +8,8 @@ import pytest
 import steps
 from cluster import one, state, tf
 from compared import OURS
+from metrics import counters
+from waiting import wait_until
 
 SHAPE = (("ps", 3), ("worker", 1))
 RESTS = {"STARWIRE_STAR_LIMITS": "session_idle_s=1"}
@@ -186,6 +188,7 @@ def test_sessions_of_a_lost_worker_are_released(compared):
     with compared.fresh("star_server", (("ps", 1), ("worker", 2)), environment=RESTS) as cluster:
         cluster["worker", 0].call(fill, cluster.target("worker", 0))
         cluster["worker", 0].kill()
-        time.sleep(1.5)
+        wait_until(lambda: not counters(cluster["ps", 0])["connections_in"], 60, "the end of its connections")
+        time.sleep(1.1)
         assert cluster["worker", 1].call(steps.run_steps, cluster.target("worker", 1), 1, task=1, filters=True) == 1
         cluster["ps", 0].wait_for_log("/job:worker/replica:0/task:0 has had no connection for too long: releasing its")

@@ -6,12 +6,14 @@ import random
 import re
 import socket
 import struct
+import subprocess
 
 import pytest
 
 import steps
 import wire
 from cluster import RemoteError, worker_call
+from counting import STARCTL
 from metrics import data_port, metric
 from settings import QUICK, SECRET
 from steps import attempt, training
@@ -293,6 +295,41 @@ def test_wrong_secret(fresh_cluster, ps, worker, words):
     assert error.type in ("UnauthenticatedError", "PermissionDeniedError", "FailedPreconditionError"), error
     assert words in error.message and "/job:ps/replica:0/task:0" in error.message, error.message
     assert SECRET not in cluster.logs() and SECRET not in str(error)
+
+
+def statistics(address):
+    """Returns what the control service says over gRPC."""
+
+    def frame(kind, flags, stream, content=b""):
+        return len(content).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream) + content
+
+    fields = {":method": "POST", ":scheme": "http", ":path": "/starwire.control.v1.Control/Stats", ":authority": "localhost", "content-type": "application/grpc"}
+    texts = [text.encode() for pair in fields.items() for text in pair]
+    headers = b"".join(b"\0" * (at % 2 == 0) + bytes([len(text)]) + text for at, text in enumerate(texts))
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as one, one.makefile("rb") as answer:
+        one.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + frame(1, 4, 1, headers) + frame(0, 1, 1, bytes(5)))
+        data, ends = b"", False
+        while not ends:
+            head = answer.read(9)
+            content = answer.read(int.from_bytes(head[:3], "big"))
+            data += content if head[3] == 0 else b""
+            ends = head[3] in (0, 1) and head[4] & 1
+    return data
+
+
+def test_statistics_do_not_show_the_secret(fresh_cluster):
+    """Of a server that knows it, as everybody on this host sees them."""
+    cluster = fresh_cluster(environment={"STARWIRE_SECRET": SECRET})
+    assert attempt(cluster) == 5
+    address = data_port(cluster["ps", 0])
+    seen = [wire.http_get(address, path) for path in ("/", "/metrics")]
+    assert [status for status, _ in seen] == [200, 200] and "starwire_bytes_sent_total" in seen[1][1]
+    command = [STARCTL, "top", "--once", "--connections", "--json", address]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    stats = statistics(address)
+    assert b"STARWIRE_SECRET" in stats and "starwire_bytes_sent_total" in shown
+    assert not [text for text in (stats.decode(errors="replace"), shown, *(body for _, body in seen)) if SECRET in text]
 
 
 def test_peer_without_the_secret(fresh_cluster, tmp_path):

@@ -363,5 +363,9 @@ def test_equal_request_ids_do_no_harm(fresh_cluster, protocol, tmp_path):
     source.write_text("unsigned long _ZN3tsl6random16ThreadLocalNew64Ev(void) { return 7; }\n")
     library = tmp_path / "constant.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    cluster = fresh_cluster(environment={"LD_PRELOAD": str(library)}, spawn=True)
-    cluster["worker", 0].call(steps.run_steps, cluster.target("worker", 0), 5)
+    options = {"environment": {"LD_PRELOAD": str(library)}, "spawn": True}
+    stock = fresh_cluster(protocol="grpc", **options)
+    with pytest.raises(RemoteError, match="twice"):
+        stock["worker", 0].call(steps.run_steps, stock.target("worker", 0), 5)
+    cluster = fresh_cluster(**options)
+    assert cluster["worker", 0].call(steps.run_steps, cluster.target("worker", 0), 5) == 5

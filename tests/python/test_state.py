@@ -9,9 +9,10 @@ import pytest
 
 import sparse_training
 from cluster import one, state, tf
-from counting import FLUSHED, STARCTL, begin_counting, count, counted, environment, stop
+from counting import STARCTL, begin_counting, count, counted, environment, flush, stop
 from metrics import counters
 from tensors import digest
+from waiting import wait_until
 
 pytestmark = pytest.mark.ours
 
@@ -244,7 +245,7 @@ def test_a_server_that_came_back_takes_no_graph_for_another(fresh_cluster, tmp_p
     worker = cluster["worker", 0]
     worker.call(begin_whole, cluster.target("worker", 0))
     for expected in (3, 5):
-        time.sleep(FLUSHED)
+        flush(cluster["ps", 0])
         cluster["ps", 0].kill()
         cluster.start("ps", 0)
         order = [(0, 2), (1, 1), (0, 1), (1, 2), (1, 0), (0, 0)]
@@ -272,7 +273,7 @@ def test_training_goes_on_with_the_same_values(compared, tmp_path, optimizer, us
 
         def kill(server):
             if server < 2:
-                time.sleep(FLUSHED)
+                flush(cluster["ps", server])
                 cluster["ps", server].kill()
                 cluster.start("ps", server)
                 cluster["ps", server].wait_for_log("has its state back from")
@@ -353,7 +354,8 @@ def test_what_the_state_does_not_keep_is_an_error_and_no_hang(compared, tmp_path
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
         worker = cluster["worker", 0]
         worker.begin(take, cluster.target("worker", 0))
-        time.sleep(FLUSHED)
+        server = cluster["ps", 0]
+        wait_until(lambda: counters(server)["star_registrations"] and counters(server)["requests_unanswered"], 60, "it waits at the server")
         assert not worker.ready()
         cluster["ps", 0].kill()
         cluster.start("ps", 0)
@@ -366,7 +368,7 @@ def test_a_session_that_goes_on_uses_no_object_that_is_gone(compared, tmp_path):
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
         worker = cluster["worker", 0]
         assert worker.call(begin_mixed, cluster.target("worker", 0)) == [None, None, 2, 1]
-        time.sleep(FLUSHED)
+        flush(cluster["ps", 0])
         cluster["ps", 0].kill()
         cluster.start("ps", 0)
         assert [worker.call(mixed, step) for step in ("add", "take", "size", "put", "add", "count")] == [2, *["AbortedError"] * 3, 3, 3]
@@ -388,12 +390,12 @@ def test_only_the_rows_that_changed_are_written(compared, tmp_path):
         worker, server = cluster["worker", 0], cluster["ps", 0]
         worker.call(begin_wide, cluster.target("worker", 0))
         worker.call(add_wide, 3, 99_999)
-        time.sleep(FLUSHED)
+        flush(server)
         before = counters(server)
         assert before["state_bytes"] > 6_400_000
         worker.call(add_wide, 3, 70_000)
         worker.call(add_wide, 3, 4)
-        time.sleep(FLUSHED)
+        flush(server)
         after = counters(server)
         assert after["state_flushes"] > before["state_flushes"]
         assert 3 * 64 < after["state_bytes"] - before["state_bytes"] < 4000
@@ -406,7 +408,7 @@ def test_a_session_that_begins_anew_finds_the_variables(compared, tmp_path):
         worker.call(begin, cluster.target("worker", 0), "Adagrad", True)
         worker.call(train, 0, 3)
         expected = worker.call(variables)
-        time.sleep(FLUSHED)
+        flush(cluster["ps", 0], cluster["ps", 1])
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
         worker = cluster["worker", 0]
         worker.call(find, cluster.target("worker", 0), "Adagrad", True)
@@ -426,10 +428,10 @@ def test_the_state_is_exported_as_a_checkpoint(compared, tmp_path, use_resource)
         worker.call(begin, cluster.target("worker", 0), "Adagrad", use_resource)
         worker.call(train, 0, 4)
         expected = worker.call(variables)
-        time.sleep(FLUSHED)
+        flush(cluster["ps", 0], cluster["ps", 1])
         export(folder, prefix)
         worker.call(train, 4, 2)
-        time.sleep(FLUSHED)
+        flush(cluster["ps", 0], cluster["ps", 1])
         export(folder, tmp_path / "changes", "--since", prefix)
         made, real = worker.call(apply_changes, str(prefix), str(tmp_path / "changes"))
         assert made == real
@@ -440,7 +442,7 @@ def test_the_state_is_exported_as_a_checkpoint(compared, tmp_path, use_resource)
             export(folder, prefix)
             steps.append(prefix)
         worker.result(60)
-        time.sleep(FLUSHED)
+        flush(cluster["ps", 0], cluster["ps", 1])
         export(folder, prefix)
         assert worker.call(read_checkpoint, str(prefix)) == 4 + 150
         assert len(steps) > 2
@@ -450,13 +452,13 @@ def test_a_disk_that_is_full_stops_nothing_and_is_reported(compared, tmp_path):
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
         worker, server = cluster["worker", 0], cluster["ps", 0]
         worker.call(begin_counting, cluster.target("worker", 0), True)
-        time.sleep(FLUSHED)
+        flush(server)
         server.call(limit_files, 1 << 10)
         steps, _ = worker.call(count, 2.5)
         server.wait_for_log("the state of /job:ps/replica:0/task:0 was not written, and stays as old as it is: ")
         assert counters(server)["state_failures"] > 0
         server.call(limit_files, None)
-        time.sleep(FLUSHED)
+        flush(server)
         server.kill()
         cluster.start("ps", 0)
         assert worker.call(counted) == [(steps, 12 * steps)] * 2
@@ -467,7 +469,7 @@ def test_wrong_folders_are_refused_and_not_touched(compared, tmp_path):
         worker = cluster["worker", 0]
         worker.call(begin_counting, cluster.target("worker", 0), True)
         worker.call(count, 0.5)
-        time.sleep(FLUSHED)
+        flush(cluster["ps", 0], cluster["ps", 1])
     first, second = tmp_path / "ps-0", tmp_path / "ps-1"
     journal = next(first.glob("journal-*"))
     whole = journal.read_bytes()
@@ -508,7 +510,7 @@ def test_checkpoints_are_saved_after_a_server_came_back(compared, tmp_path):
             while not (folder / "marks" / "trained").exists():
                 assert not worker.ready(0.01), worker.result()
             for server in range(2 if kills else 0):
-                time.sleep(FLUSHED)
+                flush(cluster["ps", server])
                 cluster["ps", server].kill()
                 cluster.start("ps", server)
             (folder / "marks" / "killed").touch()

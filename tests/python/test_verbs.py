@@ -182,9 +182,10 @@ def test_a_fork_leaves_the_parents_queue_pairs_alone(fresh_cluster, environment)
 
 
 def test_a_ps_that_dies_while_it_is_read_is_noticed_at_once(fresh_cluster, environment, tmp_path):
-    """Even if the worker's device would retry without end, as soft-RoCE does. Keepalive alone would take 20 s."""
+    """Even if the worker's device would retry without end, as soft-RoCE does: not by keepalive, which is off."""
     if os.environ.get("STARWIRE_TEST_REAL_VERBS"):
         pytest.skip("a real device loses nothing on demand")
+    environment = {**environment, "STARWIRE_KEEPALIVE": "after_ms=3600000"}
     cluster = fresh_cluster(protocol="grpc+verbs", environment=environment, per_task={("worker", 0): {"FAKE_VERBS": "fake0:lost@20"}})
     started = str(tmp_path / "started")
     cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started)
@@ -193,10 +194,9 @@ def test_a_ps_that_dies_while_it_is_read_is_noticed_at_once(fresh_cluster, envir
     wait_until(lambda: metric(worker, "starwire_verbs_reads_total") == 20, 60, "the READ that nobody answers")
     time.sleep(1)
     assert metric(worker, "starwire_verbs_reads_total") == 20 and not cluster["worker", 0].ready()
-    killed = time.time()
     cluster["ps", 0].kill()
-    error, message, raised = cluster["worker", 0].result(60)
-    assert error in ("UnavailableError", "AbortedError") and raised - killed < 15, (raised - killed, message)
+    error, message, _ = cluster["worker", 0].result(60)
+    assert error in ("UnavailableError", "AbortedError"), message
 
 
 def test_a_killed_ps_is_noticed_and_its_next_incarnation_is_found(fresh_cluster, environment, tmp_path):

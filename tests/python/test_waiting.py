@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cluster import one, tf
+from cluster import is_stock, one, tf
 from compared import outcome
 from graphs import PS0, PS1, WORKER0, WORKER1
+from metrics import counters
+from waiting import wait_until
 
 pytestmark = pytest.mark.ours
 
@@ -361,7 +363,10 @@ def killed(cluster, cases):
     other.call(all_have_begun, cluster.target("worker", 0), len(names), timeout=2 * WAIT)
     assert not victim.ready(), "waits"
     victim.kill()
-    time.sleep(2 * SOON)
+    if is_stock(cluster.protocol):
+        time.sleep(2 * SOON)
+    else:
+        wait_until(lambda: not counters(cluster["ps", 0])["requests_unanswered"], 60, "the server gives up")
     cluster.start("worker", 1)
     return {case: other.call(serve_and_take, cluster.target("worker", 0), case, name) for case, name in names.items()}
 
