@@ -174,6 +174,12 @@ fn named_after(before: &str, folder: &str) -> BTreeSet<String> {
     texts.flat_map(names).collect()
 }
 
+/// Marks that are expected all at once: the file, and the words around their list.
+const LISTED: [(&str, &str, &str); 2] = [
+    ("crates/protocol/tests/sim/world.rs", "const RARE:", "];"),
+    ("crates/engine/tests/verbs/faults.rs", "let _reached = [", "starwire_marks::expect"),
+];
+
 #[test]
 fn each_coverage_mark_is_expected_by_a_test() {
     let marks: BTreeSet<String> = ["executor", "planner", "protocol", "engine"]
@@ -186,7 +192,15 @@ fn each_coverage_mark_is_expected_by_a_test() {
         path.components().any(|part| is_tests(part.as_os_str())) || path.to_string_lossy().ends_with("_tests.rs")
     });
     let tests: String = texts.map(|path| fs::read_to_string(path).expect("a test")).collect();
-    let unexpected: Vec<_> = marks.iter().filter(|name| !tests.contains(&format!("\"{name}\""))).collect();
+    let is_expected = |name: &&String| {
+        let is_listed = LISTED.iter().any(|(path, begin, end)| {
+            let text = read(path);
+            let list = text.split(begin).nth(1).and_then(|rest| rest.split(end).next()).expect("a list of marks");
+            list.contains(&format!("\"{name}\""))
+        });
+        is_listed || tests.contains(&format!("marks::expect(\"{name}\")"))
+    };
+    let unexpected: Vec<_> = marks.iter().filter(|name| !is_expected(name)).collect();
     assert!(unexpected.is_empty(), "no test expects {unexpected:?}");
 }
 

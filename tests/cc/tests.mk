@@ -5,6 +5,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory --no-builtin-rules -j2
 CORE := target/debug/libstarwire.so
 GTEST := -lgtest -lgtest_main -lpthread
+# tests/runner/times.py reads it.
+GTEST_REPORT := $(if $(STARWIRE_TEST_TIMES),--gtest_output=json:$(STARWIRE_TEST_TIMES))
 -include $(FOLDER)/flags.mk
 # The precompiled header of the library's build, if there is one, halves the time of a file.
 SHIM_PCH := $(if $(wildcard $(FOLDER)/pch/pch.h.gch),-include $(FOLDER)/pch/pch.h)
@@ -14,7 +16,7 @@ ABI_OBJECTS := $(patsubst tests/cc/abi/%.cc,$(ABI_OUT)/%.o,$(wildcard tests/cc/a
 
 .PHONY: abi
 abi: $(ABI_OUT)/abi_test
-	$< --gtest_brief=1
+	$< $(GTEST_REPORT)
 
 $(ABI_OUT)/abi_test: $(ABI_OBJECTS) $(CORE)
 	g++ -o $@ $(ABI_OBJECTS) $(CORE) -Wl,-rpath,"$$PWD/$(dir $(CORE))" $(GTEST)
@@ -31,7 +33,7 @@ SHIM_TESTS := $(SHIM_UNITS:%=$(SHIM_OUT)/unit-%.o)
 .PHONY: shim
 shim: $(SHIM_OUT)/shim_test
 	@# TensorFlow logs complaints about hostile test input, so its log is shown only after a failure.
-	LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" $< --gtest_brief=1 2>$(SHIM_OUT)/stderr.log || { tail -n 50 $(SHIM_OUT)/stderr.log >&2; exit 1; }
+	LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" $< $(GTEST_REPORT) 2>$(SHIM_OUT)/stderr.log || { tail -n 50 $(SHIM_OUT)/stderr.log >&2; exit 1; }
 
 $(SHIM_OUT)/shim_test: $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE)
 	$(SHIM_CXX) -o $@ $(SHIM_TESTS) $(SHIM_OBJECTS) $(CORE) -Wl,--no-as-needed $(SHIM_LINK) \
@@ -85,7 +87,7 @@ print-asan:
 .PHONY: sanitized
 sanitized: $(SANITIZED_OUT)/shim_test
 	LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" ASAN_OPTIONS=$(ASAN) UBSAN_OPTIONS=print_stacktrace=1 \
-	  $< --gtest_brief=1 2>$(SANITIZED_OUT)/stderr.log || { tail -n 80 $(SANITIZED_OUT)/stderr.log >&2; exit 1; }
+	  $< 2>$(SANITIZED_OUT)/stderr.log || { tail -n 80 $(SANITIZED_OUT)/stderr.log >&2; exit 1; }
 
 $(SANITIZED_OUT)/shim_test: $(SANITIZED_OBJECTS) $(CORE)
 	$(SHIM_CXX) $(SANITIZE) -o $@ $(SANITIZED_OBJECTS) $(CORE) -Wl,--no-as-needed $(SHIM_LINK) \

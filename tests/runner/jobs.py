@@ -25,7 +25,7 @@ class Job:
     # Seconds that it is expected to take on two quiet cores: jobs with most work start first, and shares of the deep suite have as much.
     expected: int = 20
     environment: dict = field(default_factory=dict)
-    # Who counts its tests: "pytest" and "nextest" report each test; any other job counts as one.
+    # Who counts its tests: "pytest", "nextest" and "gtest" report each test; any other job counts as one.
     report: str = ""
     # A service runs until the others have ended; the others wait for this file, for `limit` seconds.
     ready_file: str = ""
@@ -63,7 +63,7 @@ class Settings:
         """Tests with TensorFlow processes, which wait more than they compute and share one import of TensorFlow."""
         environment = {"STARWIRE_TEST_ZYGOTE": self.socket, **options.pop("environment", {})}
         # The library that stands in for libibverbs is one of the core's, and so is starctl.
-        core = ("core",) if Path(path).name in ("test_verbs.py", "test_state.py", "test_move.py", "test_moves.py") else ()
+        core = ("core",) if Path(path).name in ("test_verbs.py", "test_state.py", "test_move.py", "test_moves.py", "test_security.py") else ()
         options = {"cores": 0.5, "needs": ("plugin", "packages", "zygote", *core), "expected": EXPECTED.get(Path(path).name, 20), **options}
         job = self.pytest(f"{stage}/{Path(path).stem[len('test_'):]}", path, arguments, environment=environment, **options)
         job.command = f'keras="$({self.make} print-keras)" && export PYTHONPATH="$PYTHONPATH:$keras" && {job.command}'
@@ -128,8 +128,8 @@ def quick(s):
     return [
         Job("rust", rust, needs=("core",), memory=4, expected=120, report=report),
         Job("rust-verbs", over_verbs, needs=("rust",), memory=2, expected=30, report=report, environment={"STARWIRE_TEST_TRANSPORT": "verbs"}),
-        Job("abi", "make -f tests/cc/tests.mk abi", needs=("core",), memory=2, expected=40),
-        Job("shim", shim, needs=("core", "plugin"), memory=4, limit=1800, expected=240),
+        Job("abi", "make -f tests/cc/tests.mk abi", needs=("core",), memory=2, expected=40, report="gtest"),
+        Job("shim", shim, needs=("core", "plugin"), memory=4, limit=1800, expected=240, report="gtest"),
         Job("deploy", f"tests/deploy/run {shlex.quote(s.venv)}", needs=("packages",), expected=40, report="pytest", environment=PLUGIN),
         Job("examples", f"{s.library} && tests/runner/examples {s.python}", needs=("plugin", "packages"), memory=4, expected=100),
         s.pytest("runner", "tests/runner", needs=("packages",), memory=1),
@@ -137,7 +137,7 @@ def quick(s):
         s.pytest("page", "tests/page", cores=0.5, expected=40),
         s.swarm("swarm"),
         s.end_to_end("graphs", "tests/fuzz_graphs/test_graphs.py", cores=1, expected=60),
-        s.end_to_end("histories", "tests/histories/test_histories.py", '-k "not lite and not grpc"', expected=80),
+        s.end_to_end("histories", "tests/histories/test_histories.py", expected=100),
         s.end_to_end("histories", "tests/histories/test_moves.py"),
         *(s.end_to_end("python", path) for path in files("python") if not only_deep(path)),
         *(s.end_to_end("attacks", path) for path in files("attacks")),

@@ -18,6 +18,7 @@ sys.path.insert(0, str(HERE))
 import deep  # noqa: E402
 import jobs as all_jobs  # noqa: E402
 import scheduler  # noqa: E402
+import times  # noqa: E402
 from jobs import Job  # noqa: E402
 
 HANGING = """
@@ -114,3 +115,37 @@ def test_a_wrong_share_is_an_error(shard):
 def test_an_unknown_job_is_an_error():
     done = subprocess.run([sys.executable, str(ROOT / "scripts" / "test"), "rust", "nonsense"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "there is no job nonsense; the stages are" in done.stderr
+
+
+# Reports. --------------------------------------------------------------------------------------------------------------
+
+GTEST = """{"testsuites": [{"name": "Suite", "testsuite": [
+  {"name": "Passes", "result": "COMPLETED", "time": "0.25s"},
+  {"name": "Fails", "result": "COMPLETED", "time": "0s", "failures": [{"failure": "told so"}]},
+  {"name": "Skips", "result": "SKIPPED", "time": "0s"}
+]}]}"""
+NEXTEST = '<testsuites><testsuite><testcase classname="crate" name="test" time="0.5"/></testsuite></testsuites>'
+
+
+def test_each_test_of_a_gtest_is_recorded(tmp_path):
+    job = Job("made", f"cat >$STARWIRE_TEST_TIMES <<'END'\n{GTEST}\nEND", report="gtest")
+    recorded = times.Times(tmp_path)
+    _, _, runs = run([job], tmp_path)
+    assert recorded.add(runs["made"])["tests"] == 3
+    assert [(test["file"], test["test"], test["verdict"]) for test in recorded.tests] == [
+        ("Suite", "Passes", "passed"), ("Suite", "Fails", "failed"), ("Suite", "Skips", "skipped")
+    ]  # fmt: skip
+    assert [test["wall"] for test in recorded.tests] == [0.25, 0.0, 0.0]
+
+
+def test_the_report_of_an_earlier_nextest_does_not_stand_for_a_later_one(tmp_path):
+    path = times.junit(tmp_path, "default")
+    path.parent.mkdir(parents=True)
+    path.write_text(NEXTEST)
+    recorded = times.Times(tmp_path)
+    _, _, runs = run([Job("made", "true", report="nextest")], tmp_path)
+    recorded.add(runs["made"])
+    path.write_text(NEXTEST)
+    recorded.add(runs["made"])
+    recorded.add(runs["made"])
+    assert [test["test"] for test in recorded.tests] == ["(all)", "test", "(all)"]

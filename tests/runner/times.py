@@ -10,21 +10,41 @@ def of_pytest(run):
     return [json.loads(line) for line in run.times.read_text().splitlines()] if run.times.exists() else []
 
 
+def junit(root, profile):
+    return Path(root) / "target" / "nextest" / profile / "junit.xml"
+
+
 def of_nextest(run, root):
-    profile = "verbs" if "--profile verbs" in run.job.command else "default"
-    path = Path(root) / "target" / "nextest" / profile / "junit.xml"
+    path = junit(root, "verbs" if "--profile verbs" in run.job.command else "default")
     if not path.exists():
         return []
-    records = []
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
+    records, report = [], ElementTree.parse(path).getroot()
+    # If nextest does not get as far as to write one, that of an earlier run must not stand for it.
+    path.unlink()
+    for case in report.iter("testcase"):
         verdict = "failed" if case.find("failure") is not None or case.find("error") is not None else "passed"
         records.append({"file": case.get("classname"), "test": case.get("name"), "wall": float(case.get("time")), "cpu": None, "waited": {}, "verdict": verdict})
+    return records
+
+
+def of_gtest(run):
+    """Returns nothing if the tests' process did not end by itself."""
+    if not run.times.exists():
+        return []
+    records = []
+    for suite in json.loads(run.times.read_text())["testsuites"]:
+        for case in suite["testsuite"]:
+            verdict = "failed" if case.get("failures") else "skipped" if case["result"] == "SKIPPED" else "passed"
+            wall = float(case["time"].rstrip("s"))
+            records.append({"file": suite["name"], "test": case["name"], "wall": wall, "cpu": None, "waited": {}, "verdict": verdict})
     return records
 
 
 class Times:
     def __init__(self, root):
         self.root, self.jobs, self.tests = root, [], []
+        for profile in ("default", "verbs"):
+            junit(root, profile).unlink(missing_ok=True)
 
     def add(self, run):
         tests, cpu = [], run.cpu
@@ -34,6 +54,8 @@ class Times:
             cpu = max(cpu, sum(test["cpu"] for test in tests))
         elif run.job.report == "nextest":
             tests = of_nextest(run, self.root)
+        elif run.job.report == "gtest":
+            tests = of_gtest(run)
         if not tests:
             tests = [{"file": run.job.name, "test": "(all)", "wall": round(run.wall, 3), "cpu": round(cpu, 3), "waited": {}, "verdict": run.verdict.lower()}]
         self.jobs.append({"job": run.job.name, "wall": round(run.wall, 3), "cpu": round(cpu, 3), "needed": run.waited_for, "queued": round(run.queued, 3), "verdict": run.verdict, "tests": len(tests)})
