@@ -67,16 +67,22 @@ impl World {
         }
     }
 
-    /// While no task has requests, and all are connected: what they have had is given back.
-    pub(super) fn check_rest(&self) {
-        for (at, task) in self.tasks.iter().enumerate() {
+    /// While no task has requests, and all are connected: what they have had is given back. Returns what is not.
+    pub(super) fn find_unrest(&self) -> Option<String> {
+        self.tasks.iter().enumerate().find_map(|(at, task)| {
             let Owner { state, kernels, payloads, .. } = &task.shared.host;
             let [_, _, in_flight, unanswered, slots] = self.metrics(at, GAUGES);
             let known = state.lock().unwrap().unanswered.len() + kernels.running.lock().unwrap().len();
-            assert_eq!((in_flight, unanswered, known), (0, 0, 0), "task {at}: requests in flight, and of peers");
-            assert_eq!(slots, kernels.values.load(Ordering::Relaxed), "task {at}: values that stay");
-            assert_eq!(payloads.load(Ordering::Relaxed), 0, "task {at}: payloads");
-        }
+            let (values, payloads) = (kernels.values.load(Ordering::Relaxed), payloads.load(Ordering::Relaxed));
+            let is_at_rest = (in_flight, unanswered, known, payloads) == (0, 0, 0, 0) && slots == values;
+            let found = || {
+                format!(
+                    "task {at} has {in_flight} requests, {unanswered} and {known} of peers, {payloads} payloads, and \
+                     {slots} slots for {values} values"
+                )
+            };
+            (!is_at_rest).then(found)
+        })
     }
 
     /// A task without reactors has nothing, and is not used any more.
