@@ -128,6 +128,9 @@ impl World {
     /// A task stops in order, or dies; then it starts again.
     fn restart(&mut self, task: usize) {
         self.kill.next.set(None);
+        if self.net.borrow().dying == Some(task) {
+            return self.die(task);
+        }
         if self.scenario == Scenario::Restarts || self.below(2) == 0 {
             self.note("a task stops in order");
             self.stop(task);
