@@ -1,5 +1,6 @@
 #include "cc/worker/eager_client.h"
 
+#include <algorithm>
 #include <future>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/protobuf/eager_service.pb.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
+#include "tensorflow/core/util/device_name_utils.h"
 
 namespace starwire {
 
@@ -21,6 +23,22 @@ using tensorflow::eager::RunComponentFunctionRequest;
 using tensorflow::eager::RunComponentFunctionResponse;
 
 namespace {
+
+// Only that handles are not used any more: what follows may overtake it.
+bool IsRelease(const EnqueueRequest& request) {
+  return request.queue_size() > 0 &&
+         std::all_of(request.queue().begin(), request.queue().end(),
+                     [](const tensorflow::eager::QueueItem& item) { return item.has_handle_to_decref(); });
+}
+
+// The task of a task or device.
+std::string TaskOf(const std::string& target) {
+  tensorflow::DeviceNameUtils::ParsedName name;
+  std::string task;
+  const bool is_task = tensorflow::DeviceNameUtils::ParseFullName(target, &name) &&
+                       tensorflow::DeviceNameUtils::GetTaskName(name, &task);
+  return is_task ? task : target;
+}
 
 // The end of a step at a task that ran a part of it.
 bool IsCleanup(const EnqueueRequest& request) {
@@ -44,8 +62,13 @@ bool IsMissing(const Status& status) {
 }  // namespace
 
 EagerPortClient::EagerPortClient(RefCountPtr<EagerClient> stock, std::unique_ptr<RemoteEager> worker,
-                                 std::string target, std::shared_ptr<HandleBoard> board)
-    : stock_(std::move(stock)), worker_(std::move(worker)), target_(std::move(target)), board_(std::move(board)) {}
+                                 std::string target, std::shared_ptr<EagerPeer> peer,
+                                 std::shared_ptr<HandleBoard> board)
+    : stock_(std::move(stock)),
+      worker_(std::move(worker)),
+      target_(std::move(target)),
+      peer_(std::move(peer)),
+      board_(std::move(board)) {}
 
 EagerPortClient::~EagerPortClient() = default;
 
@@ -101,8 +124,8 @@ StatusCallback EagerPortClient::Held(StatusCallback done) {
 template <typename Request, typename Response, typename OverPort, typename OverGrpc>
 void EagerPortClient::Start(const Request* request, Response* response, StatusCallback done, OverPort over_port,
                             OverGrpc over_grpc) {
-  const Offer offer = offer_.load(std::memory_order_acquire);
-  if (offer == Offer::kNo || streamed_.load(std::memory_order_acquire) > 0) {
+  const Offer offer = peer_->offer.load(std::memory_order_acquire);
+  if (offer == Offer::kNo || peer_->streamed.load(std::memory_order_acquire) > 0) {
     over_grpc(request, std::move(done));
     return;
   }
@@ -111,7 +134,7 @@ void EagerPortClient::Start(const Request* request, Response* response, StatusCa
   if (offer == Offer::kUnknown) copy = std::make_shared<Request>(*request);
   over_port(request, Held([this, copy, over_grpc, done = std::move(done)](const Status& status) {
               if (IsMissing(status)) {
-                offer_.store(Offer::kNo, std::memory_order_release);
+                peer_->offer.store(Offer::kNo, std::memory_order_release);
                 if (copy != nullptr) {
                   // The peer did nothing. Whoever it is now, gRPC reaches it.
                   over_grpc(copy.get(), [copy, done](const Status& second) { done(second); });
@@ -119,7 +142,7 @@ void EagerPortClient::Start(const Request* request, Response* response, StatusCa
                 }
               } else if (status.ok()) {
                 Offer unknown = Offer::kUnknown;
-                offer_.compare_exchange_strong(unknown, Offer::kYes, std::memory_order_acq_rel);
+                peer_->offer.compare_exchange_strong(unknown, Offer::kYes, std::memory_order_acq_rel);
               }
               done(status);
             }));
@@ -232,10 +255,11 @@ void EagerPortClient::StreamingEnqueueAsync(bool streaming, CallOptions* opts, c
       done(OkStatus());
       return;
     }
-    streamed_.fetch_add(1, std::memory_order_acq_rel);
+    const int64_t count = IsRelease(*request) ? 0 : 1;
+    peer_->streamed.fetch_add(count, std::memory_order_acq_rel);
     stock_->StreamingEnqueueAsync(streaming, opts, request, response,
-                                  Held([this, done = std::move(done)](const Status& status) {
-                                    streamed_.fetch_sub(1, std::memory_order_acq_rel);
+                                  Held([this, count, done = std::move(done)](const Status& status) {
+                                    peer_->streamed.fetch_sub(count, std::memory_order_acq_rel);
                                     done(status);
                                   }));
     return;
@@ -262,7 +286,11 @@ Status EagerPortClientCache::GetClient(const std::string& target, RefCountPtr<Ea
     Status status = stock_->GetClient(target, &made);
     if (!status.ok()) return status;
     std::unique_ptr<RemoteEager> worker = open_(target);
-    if (worker != nullptr) made.reset(new EagerPortClient(std::move(made), std::move(worker), target, board_));
+    if (worker != nullptr) {
+      std::shared_ptr<EagerPeer>& peer = peers_[TaskOf(target)];
+      if (peer == nullptr) peer = std::make_shared<EagerPeer>();
+      made.reset(new EagerPortClient(std::move(made), std::move(worker), target, peer, board_));
+    }
     found = clients_.emplace(target, std::move(made)).first;
   }
   found->second->Ref();

@@ -22,6 +22,14 @@ namespace starwire {
 // request therefore follows the streamed ones over TensorFlow's client while any of them is unanswered.
 //
 // A peer that does not have the methods (an older starwire) is reached through TensorFlow's client alone.
+struct EagerPeer {
+  // Whether the peer has the methods.
+  enum class Offer { kUnknown, kYes, kNo };
+  std::atomic<Offer> offer{Offer::kUnknown};
+  std::atomic<int64_t> streamed{0};  // requests on the stream that are not answered yet
+};
+
+// TensorFlow has a client for a task and one for each of its devices, which share what is known of the peer.
 //
 // A component function without nodes and outputs does nothing. star_server leaves such functions: star calls do their
 // work. The peer is told neither of them nor of the steps that run nothing else there.
@@ -29,7 +37,8 @@ class EagerPortClient : public tensorflow::eager::EagerClient {
  public:
   // `board` is told which handles the steps of component functions have.
   EagerPortClient(tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient> stock,
-                  std::unique_ptr<RemoteEager> worker, std::string target, std::shared_ptr<HandleBoard> board);
+                  std::unique_ptr<RemoteEager> worker, std::string target, std::shared_ptr<EagerPeer> peer,
+                  std::shared_ptr<HandleBoard> board);
   ~EagerPortClient() override;
 
   void CreateContextAsync(const tensorflow::eager::CreateContextRequest* request,
@@ -61,8 +70,7 @@ class EagerPortClient : public tensorflow::eager::EagerClient {
   bool allow_multiple_pending_requests() const override;
 
  private:
-  // Whether the peer has the methods.
-  enum class Offer { kUnknown, kYes, kNo };
+  using Offer = EagerPeer::Offer;
 
   template <typename Request, typename Response, typename OverPort, typename OverGrpc>
   void Start(const Request* request, Response* response, tensorflow::StatusCallback done, OverPort over_port,
@@ -95,15 +103,14 @@ class EagerPortClient : public tensorflow::eager::EagerClient {
 
   const tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient> stock_;
   const std::unique_ptr<RemoteEager> worker_;
-  std::atomic<Offer> offer_{Offer::kUnknown};
-  std::atomic<int64_t> streamed_{0};  // requests on the stream that are not answered yet
-  const std::string target_;          // a task or one of its devices
+  const std::string target_;  // a task or one of its devices
+  const std::shared_ptr<EagerPeer> peer_;
   const std::shared_ptr<HandleBoard> board_;
   std::mutex mu_;
   std::unordered_map<uint64_t, Context> contexts_;  // guarded by mu_
 };
 
-// Hands out one client for each task.
+// Hands out one client for each task and each of its devices.
 class EagerPortClientCache : public tensorflow::eager::EagerClientCache {
  public:
   // Null for a task that TensorFlow's client serves alone.
@@ -122,6 +129,7 @@ class EagerPortClientCache : public tensorflow::eager::EagerClientCache {
   std::mutex mu_;
   // Guarded by mu_.
   std::unordered_map<std::string, tensorflow::core::RefCountPtr<tensorflow::eager::EagerClient>> clients_;
+  std::unordered_map<std::string, std::shared_ptr<EagerPeer>> peers_;  // by task
 };
 
 }  // namespace starwire

@@ -118,7 +118,7 @@ class EagerPortClientTest : public testing::Test {
         port_(new Port(&journal_)),
         board_(std::make_shared<HandleBoard>()),
         client_(new EagerPortClient(RefCountPtr<EagerClient>(stock_), std::unique_ptr<RemoteEager>(port_), kDevice,
-                                    board_)) {}
+                                    std::make_shared<EagerPeer>(), board_)) {}
 
   Status Enqueue(uint64_t context, CallOptions* opts = nullptr) {
     auto request = std::make_unique<EnqueueRequest>();
@@ -430,6 +430,45 @@ class StockCacheOfClients : public tensorflow::WorkerCacheWrapper {
  private:
   Journal* const journal_;
 };
+
+// TensorFlow streams operations to a task, and runs functions on one of its devices.
+TEST(EagerClientsOfATask, ShareTheOrderOfTheirRequests) {
+  Journal journal;
+  std::vector<StockClient*> made;
+  class Clients : public EagerClientCache {
+   public:
+    Clients(Journal* journal, std::vector<StockClient*>* made) : journal_(journal), made_(made) {}
+    Status GetClient(const std::string&, RefCountPtr<EagerClient>* client) override {
+      made_->push_back(new StockClient(journal_));
+      client->reset(made_->back());
+      return OkStatus();
+    }
+
+   private:
+    Journal* const journal_;
+    std::vector<StockClient*>* const made_;
+  };
+  EagerPortClientCache clients(
+      std::make_unique<Clients>(&journal, &made), [&](const std::string&) { return std::make_unique<Port>(&journal); },
+      std::make_shared<HandleBoard>());
+  RefCountPtr<EagerClient> of_task, of_device, of_other;
+  ASSERT_TRUE(clients.GetClient(kTask, &of_task).ok());
+  ASSERT_TRUE(clients.GetClient(kDevice, &of_device).ok());
+  ASSERT_TRUE(clients.GetClient("/job:worker/replica:0/task:1/device:CPU:0", &of_other).ok());
+  EnqueueRequest release, request;
+  EnqueueResponse response;
+  release.add_queue()->mutable_handle_to_decref();
+  const auto ignore = [](const Status&) {};
+  of_task->StreamingEnqueueAsync(true, nullptr, &release, &response, ignore);
+  of_device->EnqueueAsync(nullptr, &request, &response, ignore);
+  of_task->StreamingEnqueueAsync(true, nullptr, &request, &response, ignore);
+  of_device->EnqueueAsync(nullptr, &request, &response, ignore);
+  of_other->EnqueueAsync(nullptr, &request, &response, ignore);
+  for (const StatusCallback& answered : made[0]->streamed) answered(OkStatus());
+  of_device->EnqueueAsync(nullptr, &request, &response, ignore);
+  EXPECT_EQ(journal, Journal({"grpc stream 0", "port enqueue 0", "grpc stream 0", "grpc enqueue", "port enqueue 0",
+                              "port enqueue 0"}));
+}
 
 class Opener : public ChannelOpener {
  public:
