@@ -124,7 +124,7 @@ void WriteContent(const Tensor& tensor, const Outgoing& out, uint8_t* at) {
     case TensorEncoding::kShortStrings:
     case TensorEncoding::kStrings:
     case TensorEncoding::kWideStrings:
-      WriteText(tensor, WriteLengths(tensor, out.encoding, at));
+      WriteStrings(tensor, out.encoding, at, out.bytes);
       break;
     case TensorEncoding::kNarrow:
     case TensorEncoding::kProto:

@@ -112,12 +112,14 @@ Status EncodedTensor::EncodeStrings(const Tensor& tensor, int64_t send_start_mic
   const auto strings = tensor.flat<tensorflow::tstring>();
   const size_t n = static_cast<size_t>(strings.size());
   const StringsSize size = MeasureStrings(tensor);
-  const bool scatter = n <= kScatterMaxParts && size.text / n >= kScatterMeanLength;
+  // Another step may assign the strings of a variable while they are sent.
+  const bool is_own = tensorflow::DMAHelper::buffer(&tensor)->RefCountIsOne();
+  const bool scatter = is_own && n <= kScatterMaxParts && size.text / n >= kScatterMeanLength;
 
   std::unique_ptr<uint8_t[]> buffer(new (std::nothrow) uint8_t[scatter ? size.table : size.total()]);
   if (buffer == nullptr) return NoMemory(size.total(), tensor.dtype(), tensor.shape());
-  uint8_t* text = WriteLengths(tensor, size.encoding, buffer.get());
   if (scatter) {
+    WriteLengths(tensor, size.encoding, buffer.get());
     parts_.clear();
     parts_.reserve(n + 1);
     parts_.push_back({buffer.get(), size.table});
@@ -127,7 +129,9 @@ Status EncodedTensor::EncodeStrings(const Tensor& tensor, int64_t send_start_mic
     payload_ = {parts_.data(), parts_.size(), new Scattered{std::move(buffer), tensor},
                 Guarded<&DeleteOwner<Scattered>>};
   } else {
-    WriteText(tensor, text);
+    if (!WriteStrings(tensor, size.encoding, buffer.get(), size.total())) {
+      return MakeStatus(kAborted, "starwire: a variable of strings was assigned while it was sent");
+    }
     part_ = {buffer.get(), size.total()};
     payload_ = {&part_, 1, buffer.release(), Guarded<&DeleteArray<uint8_t>>};
   }

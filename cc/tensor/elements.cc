@@ -200,15 +200,28 @@ uint8_t* WriteLengths(const Tensor& tensor, TensorEncoding encoding, uint8_t* at
   });
 }
 
-uint8_t* WriteText(const Tensor& tensor, uint8_t* at) {
+bool WriteStrings(const Tensor& tensor, TensorEncoding encoding, uint8_t* at, uint64_t bytes) {
   const auto strings = tensor.flat<tensorflow::tstring>();
-  const size_t n = static_cast<size_t>(strings.size());
-  for (size_t i = 0; i < n; ++i) {
-    if (strings(i).empty()) continue;
-    std::memcpy(at, strings(i).data(), strings(i).size());
-    at += strings(i).size();
+  const size_t table = static_cast<size_t>(strings.size()) * Width(encoding);
+  uint8_t* text = at + table;
+  uint8_t* const end = at + bytes;
+  const bool fits = WithLength(encoding, [&](auto width) {
+    uint8_t* length = at;
+    for (int64_t i = 0; i < strings.size(); ++i, length += sizeof(width)) {
+      const tensorflow::tstring& string = strings(i);
+      const size_t size = string.size();
+      if (size > static_cast<size_t>(end - text) || size > std::numeric_limits<decltype(width)>::max()) return false;
+      Put(length, static_cast<decltype(width)>(size));
+      if (size > 0) std::memcpy(text, string.data(), size);
+      text += size;
+    }
+    return text == end;
+  });
+  if (!fits) {
+    std::memset(at, 0xFF, table);
+    std::memset(at + table, 0, bytes - table);
   }
-  return at;
+  return fits;
 }
 
 Status ReadStrings(const uint8_t* data, uint64_t bytes, TensorEncoding encoding, const TensorShape& shape,

@@ -198,7 +198,7 @@ void FusedLayout::WriteMember(const Member& member, const Tensor& tensor, uint8_
     case TensorEncoding::kShortStrings:
     case TensorEncoding::kStrings:
     case TensorEncoding::kWideStrings:
-      WriteText(tensor, WriteLengths(tensor, member.encoding, at));
+      WriteStrings(tensor, member.encoding, at, member.bytes);
       break;
     default:
       break;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/tensor/elements.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/types.h"
@@ -196,6 +197,35 @@ TEST(Codec, Strings) {
       for (int i = 0; i < strings.size(); ++i) EXPECT_EQ(receiver.tensor().flat<tstring>()(i), strings(i));
     }
   }
+}
+
+// As those of a reference variable, which another step assigns meanwhile.
+TEST(Codec, StringsThatChangeAfterTheyWereMeasuredStayInTheirRoom) {
+  for (const std::string& now : {std::string("longer"), std::string("l"), std::string(300, 'l')}) {
+    Tensor tensor(Host(), tensorflow::DT_STRING, Shape({2}));
+    tensor.flat<tstring>()(0) = "text";
+    tensor.flat<tstring>()(1) = "text";
+    const StringsSize size = MeasureStrings(tensor);
+    std::vector<uint8_t> payload(size.total() + 16, 7);
+    ASSERT_TRUE(WriteStrings(tensor, size.encoding, payload.data(), size.total()));
+    tensor.flat<tstring>()(0) = now;
+    EXPECT_FALSE(WriteStrings(tensor, size.encoding, payload.data(), size.total()));
+    EXPECT_EQ(std::vector<uint8_t>(payload.end() - 16, payload.end()), std::vector<uint8_t>(16, 7));
+    payload.resize(size.total());
+    Wire wire{Meta(tensorflow::DT_STRING, size.encoding, {2}, payload.size()), {payload}};
+    TensorReceiver receiver;
+    EXPECT_FALSE(Receive(wire, &receiver).ok());
+  }
+}
+
+TEST(Codec, StringsThatOthersMayChangeArePacked) {
+  Tensor tensor(Host(), tensorflow::DT_STRING, Shape({2}));
+  tensor.flat<tstring>()(0) = std::string(20000, 'a');
+  tensor.flat<tstring>()(1) = std::string(20000, 'b');
+  const Tensor variable = tensor;
+  Wire wire;
+  ASSERT_TRUE(Send(tensor, false, &wire).ok());
+  EXPECT_EQ(wire.parts.size(), 1u);
 }
 
 TEST(Codec, StringsWithNulBytesAndOneLongAmongEmpty) {
