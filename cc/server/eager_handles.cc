@@ -1,6 +1,7 @@
 #include "cc/server/eager_handles.h"
 
 #include <memory>
+#include <shared_mutex>
 
 #include "cc/base/private_members.h"
 #include "tensorflow/core/common_runtime/eager/context.h"
@@ -33,9 +34,18 @@ std::string TextOf(const std::pair<int64_t, int32_t>& name) {
   return "Op ID: " + std::to_string(name.first) + ", Output num: " + std::to_string(name.second);
 }
 
-Status Collect(RemoteMgr* manager, const std::vector<std::pair<int64_t, int32_t>>& names,
-               std::vector<HeldTensor>* handles) {
-  tensorflow::tf_shared_lock lock(manager->*Reach(HandlesMuTag()));
+using SharedLock = std::shared_lock<tensorflow::mutex>;
+
+// TensorFlow destroys contexts under these locks, which takes as long as their operations.
+SharedLock Lock(tensorflow::mutex& mu, bool may_wait) {  // NOLINT: as std::shared_lock takes it
+  return may_wait ? SharedLock(mu) : SharedLock(mu, std::try_to_lock);
+}
+
+Status Collect(RemoteMgr* manager, const std::vector<std::pair<int64_t, int32_t>>& names, bool may_wait,
+               bool* would_wait, std::vector<HeldTensor>* handles) {
+  const SharedLock lock = Lock(manager->*Reach(HandlesMuTag()), may_wait);
+  *would_wait = !lock.owns_lock();
+  if (*would_wait) return OkStatus();
   auto& all = manager->*Reach(HandlesTag());
   for (const auto& name : names) {
     auto found = all.find(tensorflow::eager::RemoteTensorHandleInternal(name.first, name.second));
@@ -58,7 +68,9 @@ Status EagerHandles::Find(uint64_t context_id, const std::vector<std::pair<int64
   found.reserve(names.size());
   {
     // Held, so that the context is not destroyed here, which waits for its operations.
-    tensorflow::tf_shared_lock lock(service_->*Reach(ContextsMuTag()));
+    const SharedLock lock = Lock(service_->*Reach(ContextsMuTag()), may_wait);
+    *would_wait = !lock.owns_lock();
+    if (*would_wait) return OkStatus();
     auto& contexts = service_->*Reach(ContextsTag());
     const auto context = contexts.find(context_id);
     if (context == contexts.end()) {
@@ -68,8 +80,8 @@ Status EagerHandles::Find(uint64_t context_id, const std::vector<std::pair<int64
     }
     context->second->RecordAccess();
     // A pointer, or the owner of one.
-    const Status status = Collect(&*context->second->Context()->RemoteMgr(), names, &found);
-    if (!status.ok()) return status;
+    const Status status = Collect(&*context->second->Context()->RemoteMgr(), names, may_wait, would_wait, &found);
+    if (!status.ok() || *would_wait) return status;
   }
   for (size_t i = 0; i < found.size(); ++i) {
     const TensorHandle& handle = *found[i];

@@ -189,6 +189,7 @@ bool Engine::Stop() {
   sw_engine_stop(handle);
   constexpr int64_t kPatienceMs = 10000;
   if (!services_.star->Shutdown(kPatienceMs)) {
+    ended_ = false;
     LOG(WARNING) << "starwire: star calls are still running " << std::to_string(kPatienceMs / 1000) << " s after "
                  << task_ << " was stopped";
   }

@@ -247,6 +247,7 @@ Status StarwireServer::Create(const std::string& protocol, const ServerDef& def,
   Status status = OkStatus();
   if (CanUseDevices(grpc_options)) {
     if (options.local_device_mgr == nullptr) status = MakeArenaDevices(protocol, def, &server->own_devices);
+    server->borrows_devices_ = options.local_device_mgr != nullptr;
     UseDevices(&grpc_options, server->own_devices == nullptr ? options.local_device_mgr : server->own_devices.get());
   }
   if (status.ok()) status = server->Init(std::move(grpc_options));
@@ -329,6 +330,7 @@ Status StarwireServer::Init(GrpcServerOptions options) {
   if (!status.ok()) return status;
   worker_->SetSessionObserver(observer);
   worker_->SetQueues(engine_->queues());
+  attached_ = true;
   StarPeers::Attach(own_task, [this](const std::string& task) { return OpenTask(task); });
   return OkStatus();
 }
@@ -351,7 +353,8 @@ void StarwireServer::MarkSessions() {
 }
 
 StarwireServer::~StarwireServer() {
-  StarPeers::Detach(TaskName(server_def().job_name(), server_def().task_index()));
+  // Another server may have the task, if this one could not be started.
+  if (attached_) StarPeers::Detach(TaskName(server_def().job_name(), server_def().task_index()));
   const Status status = ShutDown();
   if (!status.ok()) {
     LOG(ERROR) << "starwire: " << target() << " is being destroyed but did not stop: " << StatusMessage(status);
@@ -389,7 +392,8 @@ Status StarwireServer::ShutDown() {
   if (is_first && own_master_env_ != nullptr && initialised_) CloseMaster(target(), own_master_env_);
   shutdown_status_ = ShutDownGrpcServer(this, ended, kPatienceMs);
   if (shutdown_status_.ok() && caches_->DropStock()) EndGrpcClients(this, kPatienceMs).IgnoreError();
-  if (worker_env()->device_mgr != nullptr) worker_env()->device_mgr->ClearContainers({});
+  // Those of an eager context go on, also if this server could not be started.
+  if (worker_env()->device_mgr != nullptr && !borrows_devices_) worker_env()->device_mgr->ClearContainers({});
   return shutdown_status_;
 }
 

@@ -76,6 +76,8 @@ class StarwireServer : private OwnDevices, public tensorflow::GrpcServer {
   StarwireWorker* worker_ = nullptr;                 // owned by GrpcServer
   tensorflow::MasterEnv* own_master_env_ = nullptr;  // never freed: see local_masters.h
   bool initialised_ = false;
+  bool attached_ = false;  // to StarPeers
+  bool borrows_devices_ = false;
 
   std::mutex stop_mu_;
   bool given_up_ = false;  // guarded by stop_mu_, as are the next two
