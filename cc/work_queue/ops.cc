@@ -167,7 +167,8 @@ class TakeOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, Scalar(context, 1, &name), done);
     OP_REQUIRES_OK_ASYNC(context, Scalar(context, 2, &incarnation), done);
     WorkQueue::Worker worker = asks_;
-    worker.name = std::string(name) + " " + this->name();
+    worker.task = std::string(name);
+    worker.name = worker.task + " " + this->name();
     // After an error there is another session, with a kernel of its own for this node: what the last one had comes
     // again.
     worker.incarnation = incarnation ^ kernel_;

@@ -180,9 +180,11 @@ void WorkQueue::Expire(Clock::time_point now) {
   }
 }
 
-bool WorkQueue::OthersHold(const std::string& name) const {
+bool WorkQueue::OthersHold(const Worker& worker) const {
   return std::any_of(holders_.begin(), holders_.end(), [&](const std::pair<const std::string, Holder>& holder) {
-    return holder.first != name && !holder.second.positions.empty();
+    // A step that takes two items would wait for itself.
+    const bool is_own = holder.first == worker.name || (!worker.task.empty() && holder.second.task == worker.task);
+    return !is_own && !holder.second.positions.empty();
   });
 }
 
@@ -198,6 +200,7 @@ bool WorkQueue::Answer(const Worker& worker, const Taken& taken, Clock::time_poi
     returned_.erase(position);
     // Its lease begins when it has the item, however long it has waited.
     Holder* holder = &holders_[worker.name];
+    holder->task = worker.task;
     holder->incarnation = worker.incarnation;
     holder->expires = now + worker.lease;
     holder->ended = 0;
@@ -205,7 +208,7 @@ bool WorkQueue::Answer(const Worker& worker, const Taken& taken, Clock::time_poi
     calls->push_back([taken, item = ItemAt(position)] { taken(OkStatus(), item); });
     return true;
   }
-  if (worker.waits && OthersHold(worker.name)) return false;
+  if (worker.waits && OthersHold(worker)) return false;
   const auto holder = holders_.find(worker.name);
   if (holder != holders_.end()) ++holder->second.ended;
   const Status status = MakeStatus(kOutOfRange, "starwire: a work queue has no more items");

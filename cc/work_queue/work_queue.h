@@ -38,8 +38,10 @@ class WorkQueue : public tensorflow::ResourceBase {
     int64_t in_progress = 1;
     // It has gone if it asks for nothing for so long.
     std::chrono::milliseconds lease{0};
-    // If others have the last items, it waits until these are done, or come back.
+    // If other tasks have the last items, it waits until these are done, or come back.
     bool waits = false;
+    // Whose part it is, with others that have names of their own; empty: it is alone.
+    std::string task;
   };
 
   using Clock = std::chrono::steady_clock;
@@ -66,6 +68,7 @@ class WorkQueue : public tensorflow::ResourceBase {
 
  private:
   struct Holder {
+    std::string task;
     int64_t incarnation = 0;
     Clock::time_point expires;
     std::deque<int64_t> positions;
@@ -89,7 +92,7 @@ class WorkQueue : public tensorflow::ResourceBase {
   int64_t Waiting(const std::string& name) const;
   // Those of an earlier process of this worker.
   void DropWaiters(const Worker& worker, Calls* calls);
-  bool OthersHold(const std::string& name) const;
+  bool OthersHold(const Worker& worker) const;
   // Whether `worker` has its answer.
   bool Answer(const Worker& worker, const Taken& taken, Clock::time_point now, Calls* calls);
   void AnswerWaiters(Clock::time_point now, Calls* calls);

@@ -29,7 +29,7 @@ class WorkQueueTest : public ::testing::Test {
   }
 
   static WorkQueue::Worker Named(const std::string& name, int64_t incarnation = 1, int64_t in_progress = 1) {
-    return {name, incarnation, in_progress, milliseconds(1000), true};
+    return {name, incarnation, in_progress, milliseconds(1000), true, ""};
   }
 
   // The item, "end", "waits" or another error.
@@ -148,6 +148,21 @@ TEST_F(WorkQueueTest, ClientsThatWaitWorkOnNothing) {
   EXPECT_EQ(Take(b), "end");
   EXPECT_EQ(*first, "end");
   EXPECT_EQ(*answers_.back(), "end");
+  EXPECT_EQ(queue_->Left(), 0);
+}
+
+TEST_F(WorkQueueTest, TwoOperationsOfAStepDoNotWaitForEachOther) {
+  Create(3);
+  WorkQueue::Worker a = Named("worker/take"), b = Named("worker/take_1"), other = Named("other/take");
+  a.task = b.task = "worker";
+  other.task = "other";
+  ASSERT_EQ(Take(a), "0");
+  ASSERT_EQ(Take(b), "1");
+  ASSERT_EQ(Take(a), "2");
+  EXPECT_EQ(Take(other), "waits");
+  EXPECT_EQ(Take(b), "end");
+  EXPECT_EQ(Take(a), "end");
+  EXPECT_EQ(*answers_[3], "end");
   EXPECT_EQ(queue_->Left(), 0);
 }
 
