@@ -5,21 +5,26 @@ so that the parameters of the next step arrive, and the gradients of the last on
 is in docs/pipeline.md.
 """
 
+import atexit
 import collections
 import copy
+import os
 import queue
+import sys
 import threading
 import time
+import weakref
 
 # A device type that does not exist, as in _config.py: sessions find their depth there.
 MARK = "STARWIRE_PIPELINE"
 MOST = 16
-# Seconds for which close() waits for the steps of other threads.
+# Seconds for which close() waits for the steps of other threads, and the end of the process for all steps.
 PATIENCE = 60
 _ATTRIBUTE = "_starwire_pipeline"
 _lock = threading.Lock()
 _thread = threading.local()
 _applied = False
+_pipelines = weakref.WeakSet()
 
 
 def checked(depth, function="config"):
@@ -37,6 +42,7 @@ def apply():
         if _applied:
             return
         _applied = True
+    atexit.register(_finish_at_exit, os.getpid())
     base = session.BaseSession
     run, make_callable, close = base.run, base.make_callable, base.close
 
@@ -145,6 +151,21 @@ def _finish(monitored):
         monitored._sess.run_step_fn(finish, session, None)
 
 
+def _finish_at_exit(process):
+    """A program makes all of its steps, whether it closes its sessions or not. What is raised here is printed."""
+    error = None
+    for pipeline in list(_pipelines) if os.getpid() == process else ():  # not after a fork, which has no threads
+        try:
+            left = pipeline.leave()
+        except Exception as one:
+            error = error or one
+        else:
+            if left:
+                print(f"starwire: the process ends with {left} steps under way, after {PATIENCE} s", file=sys.stderr)
+    if error is not None:
+        raise error
+
+
 def _of(session):
     pipeline = getattr(session, _ATTRIBUTE, False)
     if pipeline is False:
@@ -163,6 +184,7 @@ class Pipeline:
         self._local = threading.local()
         self._lock = threading.RLock()
         self._sequences = []
+        _pipelines.add(self)
 
     def run(self, run, feeds, key):
         """`key`: the same for the runs that are steps of one kind; None: not a step."""
@@ -176,6 +198,12 @@ class Pipeline:
     def finish(self):
         """Waits for the steps under way."""
         self._end(_Sequence.finish)
+
+    def leave(self):
+        """As finish(), but no thread comes back for its steps. Returns how many have not ended."""
+        self._end(lambda sequence, is_own: sequence.finish(is_own=False))
+        with self._lock:
+            return sum(sequence.under_way() for sequence in self._sequences)
 
     def close(self):
         try:
@@ -284,6 +312,9 @@ class _Sequence:
                 self._is_busy = False
         finally:
             self._lock.release()
+
+    def under_way(self):
+        return len(self._steps)
 
     def _raise_first_error(self):
         for step in self._steps:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from cluster import RemoteError, one, tf, worker_call
+from cluster import RemoteError, one, state, tf, worker_call
 from training_job import batch, regression, setter
 from waiting import wait_for
 
@@ -476,6 +476,31 @@ def losing_the_server(target, depth, started):
             return type(error).__name__
 
 
+def leave_steps(target, fails):
+    """Steps that take long, of which two are under way when this returns. The last one may fail."""
+    with tf.Graph().as_default():
+        with on_server():
+            count = one().get_variable("left", initializer=tf.constant(0), use_resource=True)
+        with one().device("/job:worker/task:0"):
+            number = one().placeholder(tf.int32, [])
+            slow = one().py_func(lambda: time.sleep(1), [], [])
+            with tf.control_dependencies([slow, one().debugging.assert_less(number, 5 if fails else 6)]):
+                added = tf.identity(1)
+        step = count.assign_add(added).op
+        sess = state["left"] = session(target, 2)
+        sess.run(count.initializer)
+        for run in range(1, 6):
+            sess.run(step, {number: run})
+
+
+def count_left(target):
+    with tf.Graph().as_default():
+        with on_server():
+            count = one().get_variable("left", initializer=tf.constant(0), use_resource=True)
+        with one().Session(target, config=one().ConfigProto(device_filters=["/job:ps"])) as sess:
+            return int(sess.run(count))
+
+
 def refused(depth):
     import starwire
 
@@ -589,6 +614,15 @@ def test_a_lost_server_is_an_error(make_cluster, tmp_path):
     wait_for(tmp_path / "started")
     cluster["ps", 0].kill()
     assert cluster["worker", 0].result(60) in ("UnavailableError", "AbortedError")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_program_that_does_not_close_its_session_makes_its_steps(make_cluster, fails):
+    cluster = make_cluster(environment={"MINE": "2"})
+    cluster["worker", 0].call(leave_steps, cluster.target("worker", 0), fails)
+    assert cluster["worker", 0].exit() == 0
+    assert cluster["ps", 0].call(count_left, cluster.target("ps", 0)) == (4 if fails else 5)
+    assert ("InvalidArgumentError" in cluster["worker", 0].full_log()) == fails
 
 
 @pytest.mark.parametrize("depth", [-1, 17, 1.5, True, "2"])
