@@ -36,7 +36,9 @@ impl<H: Host> Links<H> {
         // peer vouches for is.
         let is_gone = error.raw_os_error().is_none();
         let pid = conn.peer_memory.as_ref().map(PeerMemory::pid).filter(|_| !is_gone);
-        if pid.is_some_and(|pid| self.shared.unreadable.insert(pid)) {
+        let is_news = pid.is_some_and(|pid| self.shared.unreadable.insert(pid));
+        // Processes that lie may be many.
+        if is_news && self.shared.log_limiter.allows("lent memory", self.dispatch.now) {
             let line = format!(
                 "starwire: cannot read the memory that {} lent: {error}; using the socket for this process from now on",
                 conn.name
