@@ -18,6 +18,7 @@ use starwire_net::transport::verbs::{Device, Library};
 use self::task::{Keys, MAX_SIZE, Peer, Task};
 use crate::cluster;
 use crate::failure::Failure;
+use crate::output::{say, unless_unread};
 use crate::remote;
 
 /// Measure calls and tensors over the data port, without TensorFlow
@@ -62,7 +63,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(address) = &args.to {
         require_bench(address)?;
         let client = start(&Environment::default(), CLIENT, &own_host(), &address.to_string())?;
-        println!("{}", client.banner());
+        say(client.banner())?;
         let peer = client.peer(SERVER, &address.to_string())?;
         measure(&format!("to {address}"), &peer, &cases, duration)?;
         return Ok(ExitCode::SUCCESS);
@@ -75,7 +76,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         let env = Environment::of_both_ends(unix, transport);
         let (server, client) = (start_here(&env, SERVER)?, start_here(&env, CLIENT)?);
         let peer = client.peer(SERVER, &server.bound().to_string())?;
-        println!("{}", client.banner());
+        say(client.banner())?;
         measure(title, &peer, &cases, duration)?;
     }
     Ok(ExitCode::SUCCESS)
@@ -95,8 +96,8 @@ fn serve() -> Result<ExitCode, Failure> {
     let server = start(&Environment::default(), SERVER, &host, &format!("{host}:0"))?;
     let bound = server.bound();
     let host = if bound.ip().is_unspecified() { host } else { bound.ip().to_string() };
-    println!("{}", server.banner());
-    println!("starctl bench --to {}", HostPort { host, port: bound.port() });
+    let to = HostPort { host, port: bound.port() };
+    unless_unread(say(format_args!("{}\nstarctl bench --to {to}", server.banner())))?;
     loop {
         std::thread::park();
     }
@@ -246,10 +247,10 @@ impl Case {
 }
 
 fn measure(title: &str, peer: &Peer, cases: &[Case], duration: Duration) -> Result<(), Failure> {
-    println!(
+    say(format_args!(
         "\n{title}\n{:<22}{:>10}{:>12}{:>12}{:>12}{:>10}{:>12}",
         "case", "steps/s", "p50 µs", "p99 µs", "items/s", "GB/s", "CPU µs/item"
-    );
+    ))?;
     for case in cases {
         let mut number = 0;
         // Connects, interns the keys, touches the memory.
@@ -264,10 +265,8 @@ fn measure(title: &str, peer: &Peer, cases: &[Case], duration: Duration) -> Resu
             times.push(case.step(peer, number)?);
             number += 1;
         }
-        println!(
-            "{}",
-            report(case, &mut times, begun.elapsed(), cpu_time().zip(cpu_before).map(|(after, before)| after - before))
-        );
+        let cpu = cpu_time().zip(cpu_before).map(|(after, before)| after - before);
+        say(report(case, &mut times, begun.elapsed(), cpu))?;
     }
     Ok(())
 }

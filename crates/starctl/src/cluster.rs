@@ -125,7 +125,7 @@ mod tests {
         let env = MapEnv::new("/nowhere");
         let env = tf_config.map_or_else(|| env.clone(), |text| env.clone().set("TF_CONFIG", text));
         let options = ClusterOption { cluster: options.iter().map(|text| (*text).to_owned()).collect() };
-        options.read(&env).map_err(|(Failure::Usage(e) | Failure::Failed(e))| e)
+        options.read(&env).map_err(|failure| failure.report().unwrap().0)
     }
 
     fn addresses(cluster: &Cluster) -> Vec<String> {

@@ -12,6 +12,7 @@ use starwire_engine::config::{ProcessEnv, Protocol};
 
 use crate::cluster::ClusterOption;
 use crate::failure::Failure;
+use crate::output::{print, unless_unread};
 
 /// Check the machine, the environment and the endpoint map
 #[derive(clap::Args)]
@@ -85,7 +86,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let cluster = args.cluster.read(&ProcessEnv)?;
     let mut findings = host::examine();
     findings.extend(settings::examine(args, cluster.as_ref())?);
-    print!("{}", if args.json { render_json(&findings) } else { render(&findings) });
+    unless_unread(print(if args.json { render_json(&findings) } else { render(&findings) }))?;
     let bad = findings.iter().any(|f| f.verdict == Verdict::Bad);
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

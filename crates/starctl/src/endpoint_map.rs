@@ -8,6 +8,7 @@ use starwire_engine::config::{EndpointMap, HostPort, ProcessEnv, is_loopback};
 
 use crate::cluster::{Cluster, ClusterOption};
 use crate::failure::Failure;
+use crate::output::print;
 
 /// Write an .endpoint_map for a cluster to standard output
 #[derive(clap::Args)]
@@ -24,7 +25,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let none = || Failure::Usage("no cluster: give --cluster or set TF_CONFIG".to_owned());
     let cluster = args.cluster.read(&ProcessEnv)?.ok_or_else(none)?;
-    print!("{}", render(&cluster, args.port).map_err(Failure::Failed)?);
+    print(render(&cluster, args.port).map_err(Failure::Failed)?)?;
     Ok(ExitCode::SUCCESS)
 }
 

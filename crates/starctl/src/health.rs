@@ -9,6 +9,7 @@ use starwire_engine::control::proto::health::HealthCheckRequest;
 use starwire_engine::control::proto::health::health_client::HealthClient;
 
 use crate::failure::Failure;
+use crate::output::{say, unless_unread};
 use crate::remote;
 use crate::targets::{self, Servers};
 
@@ -48,11 +49,12 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         if args.json {
             answers.push(json!({"address": address.to_string(), "status": status, "reason": reason}));
         } else {
-            println!("{address} {status}{}", reason.map_or_else(String::new, |reason| format!(" ({reason})")));
+            let reason = reason.map_or_else(String::new, |reason| format!(" ({reason})"));
+            unless_unread(say(format_args!("{address} {status}{reason}")))?;
         }
     }
     if args.json {
-        println!("{:#}", serde_json::Value::from(answers));
+        unless_unread(say(format_args!("{:#}", serde_json::Value::from(answers))))?;
     }
     Ok(if all_serve { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

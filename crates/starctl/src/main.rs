@@ -1,6 +1,5 @@
 //! starctl: looks at a machine, at running servers and at graphs, and writes endpoint maps.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command prints")]
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic, and its numbers are small"))]
 #![forbid(unsafe_code)]
 
@@ -11,6 +10,7 @@ mod endpoint_map;
 mod failure;
 mod graph_def;
 mod health;
+mod output;
 mod plan;
 mod remote;
 mod secret;
@@ -22,8 +22,6 @@ mod top;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-
-use failure::Failure;
 
 /// Looks at machines, running servers and graphs
 #[derive(Parser)]
@@ -65,16 +63,14 @@ fn main() -> ExitCode {
         Command::State(command) => state::run(&command),
         Command::Bench(args) => bench::run(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Starctl::command(), "starctl", &mut std::io::stdout());
-            Ok(ExitCode::SUCCESS)
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Starctl::command(), "starctl", &mut script);
+            output::print(String::from_utf8_lossy(&script)).map(|()| ExitCode::SUCCESS)
         }
     };
     result.unwrap_or_else(|failure| {
-        let (message, status) = match failure {
-            Failure::Failed(message) => (message, 1),
-            Failure::Usage(message) => (message, 2),
-        };
-        eprintln!("error: {message}");
+        let Some((message, status)) = failure.report() else { return ExitCode::SUCCESS };
+        output::complain(format_args!("error: {message}"));
         ExitCode::from(status)
     })
 }

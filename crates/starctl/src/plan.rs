@@ -19,6 +19,7 @@ use starwire_planner::{fuse, star, unordered};
 use self::convert::{Planned, convert};
 use crate::failure::Failure;
 use crate::graph_def::GraphDef;
+use crate::output::print;
 
 /// Show how a graph is split: calls, rounds, groups, and what stays unchanged and why
 #[derive(clap::Args)]
@@ -76,7 +77,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         Planner::StarServerLite => Some(Style::Lite),
         Planner::TensorFuse => None,
     };
-    print!("{}", show(planned, &args.servers, style, split).map_err(failed)?);
+    print(show(planned, &args.servers, style, split).map_err(failed)?)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::failure::Failure;
+use crate::output::say;
 
 /// Generate a secret for a cluster
 #[derive(clap::Args)]
@@ -22,7 +23,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let secret = generate().map_err(|error| Failure::Failed(format!("no random numbers: {error}")))?;
     match &args.file {
-        None => println!("{secret}"),
+        None => say(secret)?,
         Some(path) => {
             let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
             let written = new.and_then(|mut file| writeln!(file, "{secret}"));

@@ -4,6 +4,7 @@ mod bundle;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ use starwire_state::{Changes, Snapshot, lock_folder};
 use self::bundle::{Index, Tensor};
 use crate::failure::Failure;
 use crate::graph_def::NodeDef;
+use crate::output::{say, unless_unread};
 
 /// Show, or export, the variables that parameter servers keep (STARWIRE_STATE), also while they run
 #[derive(clap::Subcommand)]
@@ -69,10 +71,13 @@ struct Variable {
 pub fn run(command: &Command) -> Result<ExitCode, Failure> {
     match command {
         Command::Show { folders } => folders.iter().try_for_each(|folder| show(folder))?,
-        Command::Promote { folder } => match starwire_state::promote(folder)? {
-            true => println!("{}: the standby takes over", folder.display()),
-            false => println!("{}: a server that starts with it has the state", folder.display()),
-        },
+        Command::Promote { folder } => {
+            let what = match starwire_state::promote(folder)? {
+                true => "the standby takes over",
+                false => "a server that starts with it has the state",
+            };
+            unless_unread(say(format_args!("{}: {what}", folder.display())))?;
+        }
         Command::Export { to, since, folders } => export(to, since.as_deref(), folders)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -102,9 +107,9 @@ fn summary(snapshot: &Snapshot, variables: &[Variable]) -> String {
 fn show(folder: &Path) -> Result<(), Failure> {
     let snapshot = Snapshot::open(folder)?;
     let variables = variables(folder, &snapshot)?;
-    println!("{}", summary(&snapshot, &variables));
+    say(summary(&snapshot, &variables))?;
     for Variable { name, dims, bytes, .. } in &variables {
-        println!("  {name} {dims:?} {bytes}");
+        say(format_args!("  {name} {dims:?} {bytes}"))?;
     }
     Ok(())
 }
@@ -118,13 +123,43 @@ struct Checkpoint {
     tensors: BTreeMap<String, Tensor>,
     /// The folder that has a variable.
     of: BTreeMap<String, PathBuf>,
-    /// By task: its last flush, and the incarnations of its devices, which tell its state from one that began anew.
+    /// By task.
     flushes: BTreeMap<String, Flush>,
-    /// Another export would write to the same files.
-    _lock: File,
+    /// Where it is. It is locked: another export would write to the same files.
+    folder: File,
 }
 
-type Flush = (u64, Vec<u64>);
+/// The last flush of a task: when it began tells it from one of the same number, if the state has gone back to an older
+/// copy meanwhile, and the incarnations of the devices from one of a state that began anew.
+struct Flush {
+    number: u64,
+    /// Not in files of older versions.
+    time: Option<u64>,
+    incarnations: Vec<u64>,
+}
+
+impl Flush {
+    fn last_of(snapshot: &Snapshot) -> Self {
+        let ((number, time), incarnations) = (snapshot.last_flush(), snapshot.incarnations().to_vec());
+        Self { number, time: Some(time), incarnations }
+    }
+
+    /// Its number, and what has changed after it. None: the state does not say.
+    fn changes(&self, snapshot: &Snapshot) -> Result<Option<(u64, Changes)>, Failure> {
+        let Some(time) = self.time.filter(|_| self.incarnations == snapshot.incarnations()) else { return Ok(None) };
+        Ok(snapshot.changes((self.number, time))?.map(|changes| (self.number, changes)))
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::json!({"flush": self.number, "time": self.time, "incarnations": self.incarnations})
+    }
+
+    fn read(json: &serde_json::Value) -> Option<Self> {
+        let numbers = json["incarnations"].as_array()?.iter().map(serde_json::Value::as_u64);
+        let incarnations = numbers.collect::<Option<_>>()?;
+        Some(Self { number: json["flush"].as_u64()?, time: json["time"].as_u64(), incarnations })
+    }
+}
 
 fn failed(path: &Path, error: impl std::fmt::Display) -> Failure {
     Failure::Failed(format!("{}: {error}", path.display()))
@@ -164,19 +199,16 @@ fn export(to: &Path, since: Option<&Path>, folders: &[PathBuf]) -> Result<(), Fa
             None => checkpoint.add(&snapshot, &variables)?,
             Some(flushes) => {
                 let task = snapshot.task();
-                let of_this = flushes.get(task).filter(|(_, incarnations)| incarnations == snapshot.incarnations());
-                let changes =
-                    of_this.map(|(flush, _)| Ok::<_, Failure>((*flush, snapshot.changes(*flush)?))).transpose()?;
-                let Some((flush, Some(changes))) = changes else {
+                let changes = flushes.get(task).map(|flush| flush.changes(&snapshot)).transpose()?.flatten();
+                let Some((flush, changes)) = changes else {
                     let why = "the state does not say what has changed since: export everything";
                     return Err(Failure::Failed(format!("{}: {task}: {why}", folder.display())));
                 };
                 checkpoint.add_changes(&snapshot, &variables, flush, &changes)?;
             }
         }
-        println!("{}", summary(&snapshot, &variables));
-        let flush = (snapshot.last_flush().0, snapshot.incarnations().to_vec());
-        checkpoint.flushes.insert(snapshot.task().into(), flush);
+        unless_unread(say(summary(&snapshot, &variables)))?;
+        checkpoint.flushes.insert(snapshot.task().into(), Flush::last_of(&snapshot));
     }
     checkpoint.finish(earlier.is_none())
 }
@@ -186,10 +218,7 @@ fn read_flushes(prefix: &Path) -> Result<BTreeMap<String, Flush>, Failure> {
     let content = fs::read_to_string(&path).map_err(|error| failed(&path, error))?;
     let read = || {
         let json: serde_json::Value = serde_json::from_str(&content).ok()?;
-        let numbers =
-            |list: &serde_json::Value| list.as_array()?.iter().map(serde_json::Value::as_u64).collect::<Option<_>>();
-        let flush = |one: &serde_json::Value| Some((one["flush"].as_u64()?, numbers(&one["incarnations"])?));
-        let flushes = json.as_object()?.iter().map(|(task, one)| Some((task.clone(), flush(one)?)));
+        let flushes = json.as_object()?.iter().map(|(task, one)| Some((task.clone(), Flush::read(one)?)));
         flushes.collect::<Option<_>>()
     };
     read().ok_or_else(|| failed(&path, "it is not what starctl writes"))
@@ -198,12 +227,12 @@ fn read_flushes(prefix: &Path) -> Result<BTreeMap<String, Flush>, Failure> {
 impl Checkpoint {
     fn create(to: &Path) -> Result<Self, Failure> {
         let path = with(to, ".data.new");
-        let lock = lock_folder(folder_of(to))?;
+        let folder = lock_folder(folder_of(to))?;
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(true);
         let file = options.open(&path).map_err(|error| failed(&path, error))?;
         let (tensors, of, flushes) = Default::default();
-        Ok(Self { to: to.into(), path, file, end: 0, tensors, of, flushes, _lock: lock })
+        Ok(Self { to: to.into(), path, file, end: 0, tensors, of, flushes, folder })
     }
 
     /// Makes room. Returns where it is.
@@ -274,21 +303,37 @@ impl Checkpoint {
             partitioned(&self.tensors).iter().for_each(|(name, parts)| table.add_parts(name, parts));
         }
         self.file.sync_all().map_err(|error| failed(&self.path, error))?;
-        let flush = |(flush, incarnations): &Flush| serde_json::json!({"flush": flush, "incarnations": incarnations});
-        let flushes = self.flushes.iter().map(|(task, one)| (task.clone(), flush(one)));
+        let flushes = self.flushes.iter().map(|(task, flush)| (task.clone(), flush.json()));
         let flushes = serde_json::Value::Object(flushes.collect()).to_string();
-        let (new_index, new_flushes) = (with(&self.to, ".index.new"), with(&self.to, ".flushes.new"));
-        fs::write(&new_index, table.table()).map_err(|error| failed(&new_index, error))?;
-        fs::write(&new_flushes, flushes).map_err(|error| failed(&new_flushes, error))?;
-        // Whoever sees the index finds the data.
-        let data = with(&self.to, ".data-00000-of-00001");
-        for (from, to) in
-            [(&self.path, data), (&new_flushes, with(&self.to, ".flushes")), (&new_index, with(&self.to, ".index"))]
-        {
-            fs::rename(from, &to).map_err(|error| failed(&to, error))?;
+        self.write_new(".flushes", flushes.as_bytes())?;
+        self.write_new(".index", &table.table())?;
+        // Whoever sees the index finds the data, also after a loss of power.
+        for (from, to) in [(".data", ".data-00000-of-00001"), (".flushes", ".flushes"), (".index", ".index")] {
+            let to = with(&self.to, to);
+            fs::rename(with(&self.to, &format!("{from}.new")), &to).map_err(|error| failed(&to, error))?;
+            match self.folder.sync_all() {
+                // Some file systems cannot do that with folders.
+                Err(error) if error.kind() != ErrorKind::InvalidInput => return Err(failed(folder_of(&to), error)),
+                _ => {}
+            }
         }
-        println!("{}: {} tensors, {} bytes", self.to.display(), self.tensors.len(), self.end);
-        Ok(())
+        unless_unread(say(format_args!("{}: {} tensors, {} bytes", self.to.display(), self.tensors.len(), self.end)))
+    }
+
+    /// A file that has no name yet.
+    fn write_new(&self, ending: &str, content: &[u8]) -> Result<(), Failure> {
+        let path = with(&self.to, &format!("{ending}.new"));
+        let write = |mut file: File| file.write_all(content).and_then(|()| file.sync_all());
+        File::create(&path).and_then(write).map_err(|error| failed(&path, error))
+    }
+}
+
+impl Drop for Checkpoint {
+    /// What an export that has failed leaves would keep the disk full. One that has ended leaves nothing.
+    fn drop(&mut self) {
+        for ending in [".data.new", ".flushes.new", ".index.new"] {
+            let _ = fs::remove_file(with(&self.to, ending));
+        }
     }
 }
 

@@ -76,7 +76,7 @@ mod tests {
     fn targets(addresses: &[&str], env: &MapEnv) -> Result<Vec<Target>, String> {
         let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
         let servers = Servers { addresses, ..Servers::default() };
-        servers.targets(env).map_err(|(Failure::Usage(e) | Failure::Failed(e))| e)
+        servers.targets(env).map_err(|failure| failure.report().unwrap().0)
     }
 
     fn found(addresses: &[&str], env: &MapEnv) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! `starctl top`: a live table of servers, from their statistics.
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use starwire_engine::metrics::{BUCKETS, Distribution};
 use tonic::transport::Channel;
 
 use crate::failure::Failure;
+use crate::output::print;
 use crate::remote;
 use crate::targets::{self, Servers, Target};
 
@@ -62,10 +63,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
                 false => render(&servers) + "\n",
             };
             let cleared = if clear { "\x1b[2J\x1b[H" } else { "" };
-            // The reader may close the pipe (`| head`).
-            if write!(std::io::stdout(), "{cleared}{text}").is_err() {
-                return Ok(ExitCode::SUCCESS);
-            }
+            print(format_args!("{cleared}{text}"))?;
             if args.once {
                 let reached = servers.iter().all(|server| server.error.is_none());
                 return Ok(if reached { ExitCode::SUCCESS } else { ExitCode::FAILURE });

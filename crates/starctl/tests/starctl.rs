@@ -2,9 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may panic, and its numbers are small")]
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use starwire_state::{Definition, Store};
 
 #[path = "../../engine/tests/verbs/library.rs"]
 mod fake_library;
@@ -175,6 +180,147 @@ fn a_checkpoint_is_not_written_into_the_folder_of_a_state() {
     std::fs::remove_dir_all(&folder).unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("a checkpoint cannot be in the folder of a state"), "{error}");
+}
+
+/// A folder for a test, which is removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("starctl-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let names = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A flush of the state of a server in this folder: a row of its only variable, which the first one makes.
+fn flush(folder: &str, task: u32, row: u64) {
+    let mut store = Store::open(Path::new(folder), &format!("/job:ps/replica:0/task:{task}"), &[1]).unwrap();
+    let mut flush = store.begin().unwrap();
+    if flush.is_empty() && row == 0 {
+        // A NodeDef with a name.
+        let bytes = format!("\n\x02v{task}").into_bytes();
+        let id = flush.variable(Definition { bytes, dims: vec![4, 2], rows: 4, row_bytes: 8 });
+        flush.rows(id, 0, &[1; 32]);
+    } else {
+        flush.rows(1, row, &[2; 8]);
+    }
+    flush.commit(b"").unwrap();
+}
+
+#[test]
+fn an_export_that_has_failed_leaves_nothing() {
+    let all = Folder::new("failed");
+    let [ps, to] = ["ps-0", "out"].map(|name| all.path(name));
+    flush(&ps, 0, 0);
+    let output = starctl(&["state", "export", "--to", &to, &ps, &ps]);
+    assert!(err(&output).contains("both have a variable v0"), "{}", err(&output));
+    assert_eq!(all.names(), ["ps-0"]);
+    // The last step fails.
+    fs::create_dir(all.path("out.index")).unwrap();
+    assert!(!starctl(&["state", "export", "--to", &to, &ps]).status.success());
+    assert!(all.names().iter().all(|name| !name.ends_with(".new")), "{:?}", all.names());
+    fs::remove_dir(all.path("out.index")).unwrap();
+    assert!(starctl(&["state", "export", "--to", &to, &ps]).status.success());
+    assert_eq!(all.names(), ["out.data-00000-of-00001", "out.flushes", "out.index", "ps-0"]);
+}
+
+#[test]
+fn what_has_changed_is_exported_unless_the_state_went_back() {
+    let all = Folder::new("since");
+    let [ps, copy, full, more] = ["ps-0", "copy", "full", "more"].map(|name| all.path(name));
+    let export =
+        |to: &str, since: &str, folder: &str| starctl(&["state", "export", "--to", to, "--since", since, folder]);
+    flush(&ps, 0, 0);
+    fs::create_dir(&copy).unwrap();
+    for file in fs::read_dir(&ps).unwrap().map(|file| file.unwrap().path()) {
+        fs::copy(&file, Path::new(&copy).join(file.file_name().unwrap())).unwrap();
+    }
+    assert!(starctl(&["state", "export", "--to", &all.path("common"), &ps]).status.success());
+    flush(&ps, 0, 1);
+    assert!(starctl(&["state", "export", "--to", &full, &ps]).status.success());
+    // The copy lacks that flush; its own has the same number, and another row.
+    std::thread::sleep(Duration::from_millis(3));
+    (2..4).for_each(|row| flush(&copy, 0, row));
+    let output = export(&more, &full, &copy);
+    let why = "/job:ps/replica:0/task:0: the state does not say what has changed since: export everything";
+    assert!(!output.status.success() && err(&output).contains(why), "{}", err(&output));
+    for (since, folder) in [(&full, &ps), (&all.path("common"), &copy)] {
+        let output = export(&more, since, folder);
+        assert!(output.status.success(), "{}", err(&output));
+    }
+    assert!(out(&export(&more, &all.path("common"), &copy)).contains(": 2 tensors, 32 bytes"), "two rows");
+    // Older versions did not write when the flush began.
+    let flushes = r#"{"/job:ps/replica:0/task:0":{"flush":2,"incarnations":[1]}}"#;
+    fs::write(format!("{full}.flushes"), flushes).unwrap();
+    let output = export(&more, &full, &ps);
+    assert!(!output.status.success() && err(&output).contains(why), "{}", err(&output));
+}
+
+/// A command whose standard output nobody reads. Returns its exit status, and what it says to standard error.
+fn unread(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
+    let mut reader = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
+    let writer = reader.stdin.take().unwrap();
+    reader.wait().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+    command.args(arguments).env_clear().envs(environment.iter().copied());
+    command.current_dir(std::env::temp_dir()).stdout(writer);
+    let output = command.output().unwrap();
+    (output.status.code(), err(&output))
+}
+
+#[test]
+fn a_command_ends_quietly_if_nobody_reads_what_it_prints() {
+    let all = Folder::new("unread");
+    let ps = all.path("ps-0");
+    flush(&ps, 0, 0);
+    for arguments in [
+        &["--help"][..],
+        &["secret"],
+        &["completions", "bash"],
+        &["endpoint-map", "--cluster", "ps=a:1"],
+        &["state", "show", &ps],
+        &["bench", "--seconds", "1", "--size", "1"],
+    ] {
+        assert_eq!(unread(arguments, &[]), (Some(0), String::new()), "{arguments:?}");
+    }
+    // What has been found is in the exit status.
+    assert_eq!(unread(&["health", "127.0.0.1:1"], &[]), (Some(1), String::new()));
+    let doctor = ["doctor", "--cluster", "ps=localhost:1"];
+    assert_eq!(unread(&doctor, &[("STARWIRE_UNIX", "perhaps")]), (Some(1), String::new()));
+    // The disk is full: nobody gets what a command says.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+    let output = command.arg("secret").stdout(fs::File::create("/dev/full").unwrap()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err(&output).starts_with("error: cannot write to standard output: No space left"), "{}", err(&output));
+}
+
+#[test]
+fn an_export_goes_on_if_nobody_reads_what_it_prints() {
+    let all = Folder::new("unread-export");
+    let [first, second, to] = ["ps-0", "ps-1", "out"].map(|name| all.path(name));
+    flush(&first, 0, 0);
+    flush(&second, 1, 0);
+    assert_eq!(unread(&["state", "export", "--to", &to, &first, &second], &[]), (Some(0), String::new()));
+    assert_eq!(all.names(), ["out.data-00000-of-00001", "out.flushes", "out.index", "ps-0", "ps-1"]);
+    assert_eq!(fs::metadata(all.path("out.data-00000-of-00001")).unwrap().len(), 64);
 }
 
 #[test]

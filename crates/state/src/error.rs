@@ -13,6 +13,8 @@ pub enum StateError {
     Nothing { folder: PathBuf },
     #[error("{folder} is being read by another process")]
     Read { folder: PathBuf },
+    #[error("{folder}: the server could not keep the flush that was being read: try again")]
+    Withdrawn { folder: PathBuf },
     #[error("{folder} has a state of its own: to make it a copy of another one, remove the folder")]
     Taken { folder: PathBuf },
     #[error(

@@ -23,12 +23,10 @@ pub struct Snapshot {
     incarnations: Vec<u64>,
     /// With whether the first journal began with it, so that its file has rows which the journals lack.
     variables: BTreeMap<u32, (Definition, bool)>,
-    flush: u64,
-    time: u64,
+    /// The number of each flush in the journals, and when it began. The first one is the last one before them.
+    flushes: Vec<(u64, u64)>,
     /// The oldest first, each with its path, and where its last commit ends.
     journals: Vec<(File, PathBuf, u64)>,
-    /// Of the last flush before the journals.
-    first_flush: u64,
     _shared: File,
 }
 
@@ -68,18 +66,15 @@ impl Snapshot {
             task: String::new(),
             incarnations: Vec::new(),
             variables: BTreeMap::new(),
-            flush: 0,
-            time: 0,
+            flushes: Vec::new(),
             journals: Vec::new(),
-            first_flush: 0,
             _shared: shared,
         };
         for (_, path) in journals(folder)? {
             let journal = File::open(&path).map_err(at(&path, "open"))?;
             let length = journal.metadata().map_err(at(&path, "examine"))?.len();
             let (start, end) = commits(&journal, &path, length)?.ok_or_else(nothing)?;
-            let is_first = all.journals.is_empty();
-            each(&journal, &path, 0, end, |(position, next), record| {
+            each(&journal, &path, 0, end, |(position, _), record| {
                 match record {
                     Record::Header { task, incarnations } => (all.task, all.incarnations) = (task.into(), incarnations),
                     Record::Variable { id, definition } => {
@@ -89,13 +84,11 @@ impl Snapshot {
                     Record::Gone { id } => {
                         all.variables.remove(&id);
                     }
-                    Record::Commit { flush, time } => {
-                        if is_first && next == start {
-                            all.first_flush = flush;
-                        }
-                        (all.flush, all.time) = (flush, time);
+                    // A journal begins with the last one before it.
+                    Record::Commit { flush, time } if all.flushes.last() != Some(&(flush, time)) => {
+                        all.flushes.push((flush, time));
                     }
-                    Record::Rows { .. } | Record::Calls(_) => {}
+                    Record::Commit { .. } | Record::Rows { .. } | Record::Calls(_) => {}
                 }
                 Ok(())
             })?;
@@ -122,7 +115,7 @@ impl Snapshot {
 
     /// The number of the last flush, and when it began, in milliseconds of Unix time.
     pub fn last_flush(&self) -> (u64, u64) {
-        (self.flush, self.time)
+        self.flushes.last().copied().unwrap_or_default()
     }
 
     /// Writes the rows of variables to a new file, each from its place on.
@@ -151,11 +144,14 @@ impl Snapshot {
         })
     }
 
-    /// What has changed after this flush. None: the journals do not say, because they are younger.
-    pub fn changes(&self, since: u64) -> Result<Option<Changes>, StateError> {
-        if !(self.first_flush..=self.flush).contains(&since) {
+    /// What has changed after this flush: its number, and when it began. Of a state that went back, because it was
+    /// lost and an older copy of it goes on, later flushes have the numbers of those that were lost. None: the journals
+    /// do not have this flush, because they are younger, or it is one of those.
+    pub fn changes(&self, since: (u64, u64)) -> Result<Option<Changes>, StateError> {
+        if !self.flushes.contains(&since) {
             return Ok(None);
         }
+        let (since, _) = since;
         let mut rows: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         self.each_run(since, |id, first, count, definition, _| {
             let words = record::size(definition.rows.div_ceil(64), 1);
@@ -200,13 +196,14 @@ impl Snapshot {
         since: u64,
         mut visit: impl FnMut(u32, u64, u64, &Definition, &[u8]) -> Result<(), StateError>,
     ) -> Result<(), StateError> {
-        let mut flush = 0;
+        let (mut flush, mut last) = (0, (0, 0));
+        let withdrawn = || StateError::Withdrawn { folder: self.folder.clone() };
         for (journal, path, end) in &self.journals {
-            each(journal, path, 0, *end, |(position, _), record| {
+            let stop = each(journal, path, 0, *end, |(position, _), record| {
                 let (id, runs, content) = match record {
                     Record::Rows { id, runs, content } if flush >= since => (id, runs, content),
-                    Record::Commit { flush: number, .. } => {
-                        flush = number;
+                    Record::Commit { flush: number, time } => {
+                        (flush, last) = (number, (number, time));
                         return Ok(());
                     }
                     _ => return Ok(()),
@@ -224,7 +221,11 @@ impl Snapshot {
                 }
                 Ok(())
             })?;
+            if stop != *end {
+                return Err(withdrawn());
+            }
         }
-        Ok(())
+        // A commit that does not reach the disk is no commit, although it was seen: the next flush is in its place.
+        if last == self.last_flush() { Ok(()) } else { Err(withdrawn()) }
     }
 }

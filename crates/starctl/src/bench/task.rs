@@ -202,7 +202,7 @@ impl Host for TaskHost {
 
     fn log(&self, level: Level, line: &str) {
         if level != Level::Info {
-            eprintln!("{line}");
+            crate::output::complain(line);
         }
     }
 }

@@ -97,9 +97,10 @@ fn assert_reads(folder: &Folder, snapshot: &Snapshot, model: &Model) {
     assert_eq!((snapshot.last_flush().0, snapshot.task()), (model.flush, TASK));
 }
 
-/// Checks that an older model and what has changed since make the newer one. Returns whether the journal says it.
-fn assert_changes(folder: &Folder, snapshot: &Snapshot, older: &Model, newer: &Model) -> bool {
-    let Some(changes) = snapshot.changes(older.flush).unwrap() else { return false };
+/// Checks that an older model, whose flush began at that time, and what has changed since make the newer one. Returns
+/// whether the journal says it.
+fn assert_changes(folder: &Folder, snapshot: &Snapshot, (older, time): (&Model, u64), newer: &Model) -> bool {
+    let Some(changes) = snapshot.changes((older.flush, time)).unwrap() else { return false };
     let (mut places, mut end) = (BTreeMap::new(), 7);
     for (id, definition) in snapshot.variables() {
         places.insert(id, end);
@@ -237,8 +238,9 @@ proptest! {
         limit in 0..2000u64,
     ) {
         let folder = Folder::new();
-        let (mut model, mut older) = (Model::default(), Model::default());
+        let mut model = Model::default();
         let mut store = folder.open().unwrap();
+        let mut older = (model.clone(), store.last_flush().1);
         // As they were when the oldest journal began: whatever was written to them since may be lost with the power.
         let (mut oldest, mut safe) = (folder.journal(), files_of(&folder, "variable-"));
         for (changes, end, calls, reads, merges) in flushes {
@@ -248,8 +250,8 @@ proptest! {
             let mut next = model.clone();
             let reader = reads.then(|| (Snapshot::open(&folder.0).unwrap(), model.clone()));
             if let Some((snapshot, model)) = &reader {
-                assert_changes(&folder, snapshot, &older, model);
-                older = model.clone();
+                assert_changes(&folder, snapshot, (&older.0, older.1), model);
+                older = (model.clone(), snapshot.last_flush().1);
             }
             let newest = folder.newest_journal();
             drop(store.begin().unwrap());
@@ -322,6 +324,7 @@ fn the_files_of_variables_do_not_change_while_somebody_reads_them() {
     write(&mut store, &[Change::New { rows: 9, row_bytes: 8, content: 1 }]);
     let first = folder.journal();
     let before = write(&mut store, &[Change::Rows { variable: 0, first: 3, count: 2, content: 2 }]);
+    let time_before = store.last_flush().1;
     let second = folder.journal();
     assert_ne!(first, second, "a new journal for each flush");
     let snapshot = Snapshot::open(&folder.0).unwrap();
@@ -332,15 +335,51 @@ fn the_files_of_variables_do_not_change_while_somebody_reads_them() {
     assert_reads(&folder, &snapshot, &before);
     drop(snapshot);
     let after = write(&mut store, &[Change::New { rows: 3, row_bytes: 8, content: 1 }]);
+    let time_after = store.last_flush().1;
     assert_ne!(folder.journal(), second);
     let snapshot = Snapshot::open(&folder.0).unwrap();
-    assert!(!assert_changes(&folder, &snapshot, &before, &after), "the journal is younger");
+    assert!(!assert_changes(&folder, &snapshot, (&before, time_before), &after), "the journal is younger");
     drop(snapshot);
     store.set_journals(1 << 20, Merges::AtOnce);
     let newer = write(&mut store, &[Change::Rows { variable: 1, first: 1, count: 1, content: 9 }]);
     let snapshot = Snapshot::open(&folder.0).unwrap();
-    assert!(assert_changes(&folder, &snapshot, &after, &newer));
-    assert!(snapshot.changes(newer.flush + 1).unwrap().is_none(), "of another state");
+    assert!(assert_changes(&folder, &snapshot, (&after, time_after), &newer));
+    assert!(snapshot.changes((newer.flush + 1, snapshot.last_flush().1)).unwrap().is_none(), "of another state");
+}
+
+/// A flush that is lost has a number that another one then gets: of a copy that lacked it, or, as here, in the same
+/// folder, after a commit that was seen before it was on the disk.
+#[test]
+fn what_has_changed_since_a_flush_that_was_lost_is_not_known() {
+    let folder = filled();
+    let journal = folder.journal();
+    let kept = (fs::read(&journal).unwrap(), folder.open().unwrap().last_flush());
+    let flush = |row: u64| {
+        let mut store = folder.open().unwrap();
+        let mut flush = store.begin().unwrap();
+        flush.rows(1, row, &[5; 8]);
+        flush.commit(b"").unwrap();
+        drop(store);
+        Snapshot::open(&folder.0).unwrap().last_flush()
+    };
+    let lost = flush(0);
+    let with_lost = fs::read(&journal).unwrap();
+    assert_eq!(Snapshot::open(&folder.0).unwrap().changes(lost).unwrap().unwrap().rows(1), None);
+    fs::write(&journal, kept.0).unwrap();
+    // The number is the same, and so must not be the millisecond.
+    std::thread::sleep(std::time::Duration::from_millis(3));
+    assert_eq!(flush(2).0, lost.0);
+    let other = fs::read(&journal).unwrap();
+    flush(3);
+    let snapshot = Snapshot::open(&folder.0).unwrap();
+    assert!(snapshot.changes(lost).unwrap().is_none());
+    assert_eq!(snapshot.changes(kept.1).unwrap().unwrap().rows(1).unwrap(), [2, 3]);
+    drop(snapshot);
+    // Whoever has begun to read the one must not mix the two.
+    fs::write(&journal, with_lost).unwrap();
+    let reads = Snapshot::open(&folder.0).unwrap();
+    fs::write(&journal, other).unwrap();
+    assert!(matches!(reads.changes(kept.1).map(drop), Err(StateError::Withdrawn { .. })));
 }
 
 #[test]
@@ -531,6 +570,7 @@ fn a_reader_has_what_is_in_an_old_journal() {
     let mut model = Model::default();
     let mut write = |store: &mut Store, changes: &[Change]| write(store, &mut model, changes);
     let first = write(&mut store, &[Change::New { rows: 9, row_bytes: 8, content: 1 }]);
+    let time = store.last_flush().1;
     write(
         &mut store,
         &[Change::New { rows: 4, row_bytes: 2, content: 1 }, Change::New { rows: 1, row_bytes: 2, content: 1 }],
@@ -541,7 +581,7 @@ fn a_reader_has_what_is_in_an_old_journal() {
     assert_eq!(folder.files("journal-").len(), 2, "the second is not followed by a third while the first is there");
     let snapshot = Snapshot::open(&folder.0).unwrap();
     assert_reads(&folder, &snapshot, &last);
-    assert!(assert_changes(&folder, &snapshot, &first, &last));
+    assert!(assert_changes(&folder, &snapshot, (&first, time), &last));
     drop((snapshot, store));
     assert_eq!(state_of(&folder.open().unwrap()), last);
     assert_eq!(folder.files("journal-").len(), 1);
