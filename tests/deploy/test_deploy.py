@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 MONITORING = DEPLOY / "monitoring"
 KUBERNETES = DEPLOY / "kubernetes"
+TLS = DEPLOY / "kubernetes-tls"
 DASHBOARD = MONITORING / "grafana-dashboard.json"
 
 
@@ -171,33 +172,79 @@ def test_the_job_with_tls():
     """Every patch finds what it changes; the result is valid, has no secret, and its files and names fit together."""
     import kubernetes_validate
 
-    tls = KUBERNETES / "tls"
-    (overlay,) = documents(tls / "kustomization.yaml")
-    assert overlay["resources"] == ["..", "certificates.yaml"]
+    (overlay,) = documents(TLS / "kustomization.yaml")
+    assert overlay["resources"] == ["../kubernetes", "certificates.yaml"]
     results = {}
     for path in (patch["path"] for patch in overlay["patches"]):
-        (patch,) = documents(tls / path)
+        (patch,) = documents(TLS / path)
         (base,) = [one for one in documents(KUBERNETES / path) if (one["kind"], one["metadata"]["name"]) == (patch["kind"], patch["metadata"]["name"])]
         results[path] = merged(base, patch)
         kubernetes_validate.validate(results[path], "1.30", strict=True)
     (container,) = results["ps.yaml"]["spec"]["template"]["spec"]["containers"]
-    for probe in ("readinessProbe", "livenessProbe"):
-        assert container[probe]["exec"]["command"] == ["starctl", "health", "127.0.0.1:2222"] and "grpc" not in container[probe]
+    probe = container["readinessProbe"]
+    assert probe["exec"]["command"] == ["starctl", "health", "127.0.0.1:2222"] and "grpc" not in probe
     settings = results["cluster.yaml"]["data"]
     assert not {"STARWIRE_SECRET_FILE", "STARWIRE_CONTROL"} & settings.keys() and settings["CLUSTER"]
     files = {settings[f"STARWIRE_TLS_{name}"] for name in ("CERT", "KEY", "CA")}
     assert files == {f"/etc/starwire/{name}" for name in ("tls.crt", "tls.key", "ca.crt")}  # as cert-manager names them
-    certificates = {one["metadata"]["name"]: one["spec"] for one in documents(tls / "certificates.yaml") if one["kind"] == "Certificate"}
-    issuers = {one["metadata"]["name"] for one in documents(tls / "certificates.yaml") if one["kind"] == "Issuer"}
+    certificates = {one["metadata"]["name"]: one["spec"] for one in documents(TLS / "certificates.yaml") if one["kind"] == "Certificate"}
+    issuers = {one["metadata"]["name"] for one in documents(TLS / "certificates.yaml") if one["kind"] == "Issuer"}
     assert all(one["issuerRef"]["name"] in issuers for one in certificates.values())
     mounted = {volume["secret"]["secretName"] for _, pod in pods() for volume in pod["volumes"]}
     assert certificates["training"]["dnsNames"] == [settings["STARWIRE_TLS_PEERS"]] and {certificates["training"]["secretName"]} == mounted
     assert {"server auth", "client auth"} <= set(certificates["training"]["usages"])
-    (monitor,), (plain,) = documents(tls / "podmonitor.yaml"), documents(KUBERNETES / "podmonitor.yaml")
-    (endpoint,), (without,) = monitor["spec"].pop("podMetricsEndpoints"), plain["spec"].pop("podMetricsEndpoints")
+    (monitor,), (plain,) = documents(TLS / "podmonitor.yaml"), documents(KUBERNETES / "podmonitor.yaml")
+    (endpoint,), (without, _) = monitor["spec"].pop("podMetricsEndpoints"), plain["spec"].pop("podMetricsEndpoints")
     asks = endpoint.pop("tlsConfig")
     assert (monitor, endpoint.pop("scheme"), endpoint) == (plain, "https", without)
     assert asks["serverName"] == settings["STARWIRE_TLS_PEERS"] and asks["keySecret"]["name"] == certificates["training-scraper"]["secretName"]
+
+
+def probes_that_restart(container):
+    return {name: container[name] for name in ("startupProbe", "livenessProbe") if name in container}
+
+
+def test_no_probe_restarts_a_server_that_restores_or_has_moved():
+    """The first probe waits for the port, the second asks whether it is still open: that needs no certificate, and a server that has moved passes."""
+    (servers,), (patch,) = documents(KUBERNETES / "ps.yaml"), documents(TLS / "ps.yaml")
+    (container,) = servers["spec"]["template"]["spec"]["containers"]
+    found = probes_that_restart(container)
+    assert [probe["tcpSocket"]["port"] for probe in found.values()] == 2 * ["starwire"]
+    assert found["startupProbe"]["periodSeconds"] * found["startupProbe"]["failureThreshold"] >= 3600
+    (patched,) = patch["spec"]["template"]["spec"]["containers"]
+    assert not probes_that_restart(patched)
+
+
+def test_every_pod_ends_at_sigterm_and_is_scraped():
+    """The kernel drops a SIGTERM to process 1 that has no handler. The operator drops pods that have no port of the name it is given."""
+    (monitor,) = documents(KUBERNETES / "podmonitor.yaml")
+    scraped = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    used = set()
+    for name, pod in pods():
+        assert pod["shareProcessNamespace"] is True, name
+        (port,) = pod["containers"][0]["ports"]
+        used.add(port["name"])
+    assert scraped == used
+
+
+def test_the_volume_for_a_state_in_the_documentation():
+    """The lines of docs/elastic.md, in the manifest: valid, and mounted where the state is."""
+    import kubernetes_validate
+
+    section = (ROOT / "docs/elastic.md").read_text().split("## Servers that come back")[1].split("\n## ")[0]
+    lines = yaml.safe_load(re.search(r"```yaml\n(.*?)```", section, re.S)[1])
+    (servers,) = documents(KUBERNETES / "ps.yaml")
+    servers["spec"]["volumeClaimTemplates"] = lines["spec"]["volumeClaimTemplates"]
+    (added,) = lines["spec"]["template"]["spec"]["containers"]
+    (container,) = servers["spec"]["template"]["spec"]["containers"]
+    assert added.pop("name") == container["name"]
+    (mount,) = added.pop("volumeMounts")
+    (setting,) = added.pop("env")
+    assert not added and setting == {"name": "STARWIRE_STATE", "value": mount["mountPath"]}
+    assert mount["name"] == lines["spec"]["volumeClaimTemplates"][0]["metadata"]["name"]
+    container["volumeMounts"].append(mount)
+    container["env"] = [setting]
+    kubernetes_validate.validate(servers, "1.30", strict=True)
 
 
 def pods():
@@ -252,6 +299,14 @@ def kustomized(paths):
     return found
 
 
+def kustomized_with_tls():
+    found = kustomized([KUBERNETES / name for name in BUILT_IN] + [TLS / "certificates.yaml"])
+    for patch in documents(TLS / "cluster.yaml") + documents(TLS / "ps.yaml"):
+        key = patch["kind"], patch["metadata"]["name"]
+        found[key] = merged(found[key], patch)
+    return found
+
+
 def with_json(found):
     """CLUSTER is JSON in the text of YAML: spaces in it mean nothing."""
     for one in found.values():
@@ -266,20 +321,16 @@ def test_the_chart_makes_the_same_job(renderer):
 
 def test_the_chart_makes_the_same_job_with_tls(renderer):
     made = with_json(chart(renderer, proof="tls", monitoring={"podMonitor": True}))
-    wanted = kustomized([KUBERNETES / name for name in BUILT_IN] + [KUBERNETES / "tls/certificates.yaml"])
-    for name in ("cluster.yaml", "ps.yaml"):
-        (patch,) = documents(KUBERNETES / "tls" / name)
-        key = patch["kind"], patch["metadata"]["name"]
-        wanted[key] = merged(wanted[key], patch)
     monitor = made.pop(("PodMonitor", "training"))
-    (other,) = documents(KUBERNETES / "tls/podmonitor.yaml")
-    assert made == with_json(wanted) and monitor["spec"] == other["spec"]
+    (other,) = documents(TLS / "podmonitor.yaml")
+    assert made == with_json(kustomized_with_tls()) and monitor["spec"] == other["spec"]
 
 
 def test_values_of_the_chart(renderer):
     import kubernetes_validate
 
-    changes = {"ps": {"replicas": 3}, "worker": {"replicas": 12, "backoffLimit": 4}, "port": 3333, "args": ["train.py", "--epochs", "2"], "env": {"STARWIRE_TENSOR_FUSE": 1}}
+    changes = {"ps": {"replicas": 3}, "worker": {"replicas": 12, "backoffLimit": 4}, "port": 3333, "args": ["train.py", "--epochs", "2"]}
+    changes["env"] = {"STARWIRE_TENSOR_FUSE": 1, "LARGE": 8589934592, "PART": 0.25, "FLAG": True, "TEXT": "1e3"}
     made = chart(renderer, release="ads", secretName="mine", **changes)
     assert len(made) == 6
     for one in made.values():
@@ -287,7 +338,8 @@ def test_values_of_the_chart(renderer):
     settings = made["ConfigMap", "ads-cluster"]["data"]
     cluster = json.loads(settings["CLUSTER"])
     assert cluster == {job: [f"ads-{job}-{i}.ads-{job}:3333" for i in range(count)] for job, count in (("ps", 3), ("worker", 12))}
-    assert settings["STARWIRE_TENSOR_FUSE"] == "1"
+    expected = {"STARWIRE_TENSOR_FUSE": "1", "LARGE": "8589934592", "PART": "0.25", "FLAG": "true", "TEXT": "1e3"}
+    assert {name: settings[name] for name in expected} == expected
     pod = made["Job", "ads-worker"]["spec"]["template"]["spec"]
     assert pod["volumes"][0]["secret"]["secretName"] == "mine" and pod["containers"][0]["args"] == changes["args"]
     assert made["StatefulSet", "ads-ps"]["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["grpc"] == {"port": 3333}
@@ -348,11 +400,13 @@ def test_the_command_of_a_pod_makes_its_tf_config(name, job, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not on PATH")
-def test_kustomize_builds_the_job():
-    result = run("kubectl", "kustomize", KUBERNETES)
+@pytest.mark.parametrize("tls", [False, True])
+def test_kustomize_builds_the_job(tls):
+    result = run("kubectl", "kustomize", TLS if tls else KUBERNETES)
     assert result.returncode == 0, result.stderr
-    kinds = sorted(document["kind"] for document in yaml.safe_load_all(result.stdout))
-    assert kinds == ["ConfigMap", "Job", "NetworkPolicy", "Service", "Service", "StatefulSet"]
+    made = by_name(yaml.safe_load_all(result.stdout))
+    wanted = kustomized_with_tls() if tls else kustomized(KUBERNETES / name for name in BUILT_IN)
+    assert with_json(made) == with_json(wanted)
     assert re.findall(r"image: (\S+)", result.stdout) == 2 * ["registry.example.org/my-training:1"]
     assert len(re.findall(r"defaultMode: (?:288|0440)\b", result.stdout)) == 2
 
@@ -361,6 +415,9 @@ def test_every_manifest_is_used():
     files = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
     named = set(documents(KUBERNETES / "kustomization.yaml")[0]["resources"])
     assert named == set(BUILT_IN) and files - named == {"tfjob.yaml", "podmonitor.yaml", "prometheusrule.yaml"}
+    (overlay,) = documents(TLS / "kustomization.yaml")
+    named = {"kustomization.yaml", "certificates.yaml", "podmonitor.yaml"} | {patch["path"] for patch in overlay["patches"]}
+    assert {path.name for path in TLS.iterdir()} == named
 
 
 # Docker. --------------------------------------------------------------------------------------------------------------
@@ -473,6 +530,9 @@ def test_units_are_valid(tmp_path):
     for unit in sorted((DEPLOY / "systemd").glob("*.service")):
         # The programs are not installed here.
         text = re.sub(r"/opt/starwire/bin/\w+", "/bin/true", unit.read_text())
+        # A state's folder ps-0 is not the task's own.
+        folder, state = re.search(r"^StateDirectory=(\S+)$", text, re.M)[1], re.search(r"STARWIRE_STATE=(/[\w/%]+)", text)[1]
+        assert state.startswith(f"/var/lib/{folder}/") and re.search("^StateDirectoryMode=0700$", text, re.M)
         name = unit.name.replace("@", "@ps-0")
         (tmp_path / name).write_text(text)
         result = run("systemd-analyze", "verify", "--man=no", tmp_path / name)

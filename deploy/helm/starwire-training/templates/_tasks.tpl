@@ -27,6 +27,8 @@ tasks.{{ .Release.Name }}
 {{- /* The pod of a task: (dict "root" $ "job" "ps") */ -}}
 {{- define "pod" -}}
 automountServiceAccountToken: false
+# Number 1 of the processes is then Kubernetes' own. A script that is number 1 does not end at SIGTERM, which the kernel drops.
+shareProcessNamespace: true
 # The group makes the secret readable for the user of the container, which is not root.
 securityContext:
   runAsNonRoot: true
@@ -62,9 +64,14 @@ containers:
       {{- if eq .root.Values.proof "tls" }}
       timeoutSeconds: 5
       {{- end }}
+    # A server that moves here opens its port when it has copied the state: it has an hour.
+    startupProbe:
+      tcpSocket: {port: starwire}
+      periodSeconds: 5
+      failureThreshold: 720
+    # Only whether the port is open: a server that reads its state, has moved, or has an expired certificate must not be restarted.
     livenessProbe:
-      {{ $how }}
-      initialDelaySeconds: 60
+      tcpSocket: {port: starwire}
       periodSeconds: 20
       timeoutSeconds: 5
       failureThreshold: 6
