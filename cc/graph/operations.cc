@@ -4,6 +4,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "cc/base/compat_executor.h"
 #include "cc/base/status_codec.h"
 #include "include/starwire.h"
 #include "tensorflow/core/framework/attr_value.pb.h"
@@ -99,7 +100,7 @@ std::string ContradictionOf(const OpDef& op, uint32_t known) {
   const uint32_t uses = known & (SW_OP_READS | SW_OP_UPDATES | SW_OP_FORWARDS);
   if ((known & SW_OP_IS_PURE) != 0) {
     if (op.is_stateful()) return "TensorFlow has it as stateful, so it is not pure";
-    if (op.is_distributed_communication()) return "it communicates, so it is not pure";
+    if (IsCommunication(op)) return "it communicates, so it is not pure";
     if (CallsFunctions(op)) return "it calls functions, so it is not pure";
   }
   if (uses == 0 && !keeps_state && (HasReference(op.input_arg()) || HasHandle(op.input_arg()))) {
