@@ -1,8 +1,11 @@
 #include "cc/graph/wire_dtype.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
+#include <sstream>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -134,69 +137,17 @@ bool KeepsVariables(const Node& node) {
 
 // Does arithmetic with a value: what comes of it is another one.
 bool IsArithmetic(const Node& node) {
-  static const auto* const operations = new std::set<std::string>{"Add",
-                                                                  "AddN",
-                                                                  "AddV2",
-                                                                  "BatchMatMul",
-                                                                  "BatchMatMulV2",
-                                                                  "BatchMatMulV3",
-                                                                  "BiasAdd",
-                                                                  "Conv1D",
-                                                                  "Conv2D",
-                                                                  "Conv3D",
-                                                                  "Cos",
-                                                                  "Cosh",
-                                                                  "DepthwiseConv2dNative",
-                                                                  "Div",
-                                                                  "DivNoNan",
-                                                                  "Einsum",
-                                                                  "Elu",
-                                                                  "Erf",
-                                                                  "Exp",
-                                                                  "Expm1",
-                                                                  "FusedBatchNorm",
-                                                                  "FusedBatchNormV2",
-                                                                  "FusedBatchNormV3",
-                                                                  "L2Loss",
-                                                                  "LeakyRelu",
-                                                                  "Log",
-                                                                  "Log1p",
-                                                                  "LogSoftmax",
-                                                                  "MatMul",
-                                                                  "Mean",
-                                                                  "Mul",
-                                                                  "MulNoNan",
-                                                                  "Pow",
-                                                                  "Prod",
-                                                                  "RealDiv",
-                                                                  "Rsqrt",
-                                                                  "SegmentMean",
-                                                                  "SegmentSum",
-                                                                  "Selu",
-                                                                  "Sigmoid",
-                                                                  "Sin",
-                                                                  "Sinh",
-                                                                  "Softmax",
-                                                                  "Softplus",
-                                                                  "Softsign",
-                                                                  "SparseMatMul",
-                                                                  "SparseSegmentMean",
-                                                                  "SparseSegmentSqrtN",
-                                                                  "SparseSegmentSum",
-                                                                  "SparseTensorDenseMatMul",
-                                                                  "Sqrt",
-                                                                  "Square",
-                                                                  "SquaredDifference",
-                                                                  "Sub",
-                                                                  "Sum",
-                                                                  "Tan",
-                                                                  "Tanh",
-                                                                  "UnsortedSegmentSum",
-                                                                  "Xdivy",
-                                                                  "Xlogy",
-                                                                  "_FusedBatchNormEx",
-                                                                  "_FusedConv2D",
-                                                                  "_FusedMatMul"};
+  static const auto* const operations = [] {
+    std::istringstream words(
+        "Add AddN AddV2 BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAdd Conv1D Conv2D Conv3D Cos Cosh "
+        "DepthwiseConv2dNative Div DivNoNan Einsum Elu Erf Exp Expm1 FusedBatchNorm FusedBatchNormV2 "
+        "FusedBatchNormV3 L2Loss LeakyRelu Log Log1p LogSoftmax MatMul Mean Mul MulNoNan Pow Prod RealDiv "
+        "Rsqrt SegmentMean SegmentSum Selu Sigmoid Sin Sinh Softmax Softplus Softsign SparseMatMul "
+        "SparseSegmentMean SparseSegmentSqrtN SparseSegmentSum SparseTensorDenseMatMul Sqrt Square "
+        "SquaredDifference Sub Sum Tan Tanh UnsortedSegmentSum Xdivy Xlogy _FusedBatchNormEx _FusedConv2D "
+        "_FusedMatMul");
+    return new std::set<std::string>(std::istream_iterator<std::string>(words), {});
+  }();
   return operations->count(node.type_string()) > 0;
 }
 
