@@ -332,7 +332,7 @@ class History:
         (self.folder / "end").touch()
         for worker in range(WORKERS):
             try:
-                self.cluster["worker", worker].result(60)
+                self.cluster["worker", worker].result(60 + workload.LAST_STEPS_S)
             except (harness.TaskTimeout, harness.TaskDied, harness.RemoteError) as error:
                 wrong.append(f"worker {worker} does not end: {str(error)[:3000]}")
         for task in self.runner.tasks:

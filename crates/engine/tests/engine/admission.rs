@@ -350,7 +350,8 @@ fn a_forged_loan_ends_lending_for_the_forger_only() {
             .unwrap();
         assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));
     }
-    eventually("a line in the log", || ps.logged("cannot read the memory that") == 2);
+    // Forgers may be many: the second is no news.
+    eventually("a line in the log", || ps.logged("cannot read the memory that") == 1);
     // Other processes are unaffected.
     let (channel, released) = (worker.channel(PS), Arc::default());
     for _ in 0..20 {

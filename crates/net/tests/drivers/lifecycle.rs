@@ -100,7 +100,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 pub fn timeouts_are_kept(mut rig: Rig) {
-    // Never early; and not later than threads that sleep so long beside it, whatever else this machine does.
+    // Never early; and not much later than threads that sleep so long beside it, whatever else this machine does.
     for micros in [0, 200, 1500, 20_000] {
         let timeout = Duration::from_micros(micros);
         let (mut waits, mut sleeps) = (Vec::new(), Vec::new());
@@ -113,8 +113,9 @@ pub fn timeouts_are_kept(mut rig: Rig) {
             sleeps.push(start.elapsed());
         }
         assert!(waits.iter().all(|took| *took >= timeout), "{waits:?} of {timeout:?}");
-        // epoll and the fake libibverbs count milliseconds.
-        let most = timeout + (median(sleeps) - timeout) * 4 + Duration::from_millis(2);
+        // A busy machine is late by milliseconds, a wrong unit by a factor of a thousand.
+        let latest = sleeps.iter().max().copied().unwrap_or_default();
+        let most = 2 * latest.max(timeout) + Duration::from_millis(20);
         assert!(median(waits.clone()) < most, "{waits:?} for {timeout:?}: more than {most:?}");
     }
     assert!(rig.pending.is_empty());
