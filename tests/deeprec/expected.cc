@@ -11,7 +11,6 @@ namespace starwire {
 
 using Args = tensorflow::Executor::Args;
 
-static_assert(kStatusCallsEnd, "its method with options gives calls a deadline");
 static_assert(!std::is_abstract_v<RemoteWorker>);
 static_assert(!std::is_abstract_v<RemoteRendezvous>);
 static_assert(!std::is_copy_constructible_v<Args>);

@@ -514,7 +514,8 @@ fn a_server_goes_on_if_the_process_that_takes_over_is_not_heard_of() {
     drop(other);
     wire.stream.set_read_timeout(Some(harness::PATIENCE)).unwrap();
     wire.gets_its_table();
-    assert_eq!(pair.ps.logged("was not handed over: the process that takes over was not heard of"), 1);
+    let line = "was not handed over: the process that takes over was not heard of";
+    eventually("a line in the log", || pair.ps.logged(line) == 1);
     let (end, _other) = asks(StateRequest::Confirm { position, address });
     assert!(end.code == code::ABORTED && end.message.contains("the take-over was given up"), "{end:?}");
 }
