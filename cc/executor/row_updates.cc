@@ -48,10 +48,11 @@ class RowUpdate : public KernelOverride {
   // Makes the update, or returns false and has done nothing.
   virtual bool Update(OpKernelContext* context) = 0;
 
-  // What all updates have in common: tables of one shape, rows of that width for a list of valid ids.
+  // What all updates have in common: tables of one shape, rows of that width for a list of valid ids. If that holds but
+  // for the ids, `wrong` is the place of the first one that is not valid.
   template <typename T, typename Id>
   static bool ReadRows(const LockedVariables& tables, int count, const Tensor& rows, const Tensor& ids,
-                       std::vector<Id>* checked, SparseRows<T, Id>* out) {
+                       std::vector<Id>* checked, SparseRows<T, Id>* out, size_t* wrong = nullptr) {
     const Tensor& table = tables[0];
     for (int i = 0; i < count; ++i) {
       const Tensor& one = tables[i];
@@ -75,8 +76,12 @@ class RowUpdate : public KernelOverride {
     checked->assign(first, first + ids.dim_size(0));
     *out = {rows.flat<T>().data(), checked->data(), ids.dim_size(0), width};
     const int64_t limit = table.dim_size(0);
-    return std::all_of(out->ids, out->ids + out->count,
-                       [limit](Id id) { return static_cast<uint64_t>(id) < static_cast<uint64_t>(limit); });
+    const auto bad = std::find_if(checked->begin(), checked->end(), [limit](Id id) {
+      return static_cast<uint64_t>(id) >= static_cast<uint64_t>(limit);
+    });
+    if (bad == checked->end()) return true;
+    if (wrong != nullptr) *wrong = static_cast<size_t>(bad - checked->begin());
+    return false;
   }
 
   // Calls `apply` with all rows, or with parts of them on several threads.
@@ -128,7 +133,14 @@ class AdagradUpdate : public RowUpdate {
     std::vector<Id> ids;
     constexpr int kRows = kHasEpsilon ? 4 : 3;
     if (!tables.Hold(context, 2, is_exclusive_)) return false;
-    if (!ReadRows(tables, 2, context->input(kRows), context->input(kRows + 1), &ids, &rows)) return false;
+    size_t wrong = SIZE_MAX;
+    if (!ReadRows(tables, 2, context->input(kRows), context->input(kRows + 1), &ids, &rows, &wrong)) {
+      if (wrong == SIZE_MAX) return false;
+      // In TensorFlow's words. Its kernel reads the ids again after it has checked them.
+      context->SetStatus(MakeStatus(kInvalidArgument, "Index " + std::to_string(ids[wrong]) + " at offset " +
+                                                          std::to_string(wrong) + " in indices is out of range"));
+      return true;
+    }
     T* table = const_cast<T*>(tables[0].flat<T>().data());
     T* accumulator = const_cast<T*>(tables[1].flat<T>().data());
     InParts(context, rows, [&](const SparseRows<T, Id>& part) { ApplyAdagrad(part, numbers, table, accumulator); });
