@@ -30,16 +30,19 @@ std::string ShortName(const std::string& task) {
   return name;
 }
 
-// The nodes that have run, or will not run in this step, when `node` does. A Merge waits for one of its values only.
-std::set<const Node*> AllBefore(const Node* node) {
-  std::set<const Node*> before = {node};
+// By id: whether the node has run, or will not run in this step, when `node` does. A Merge waits for one of its values
+// only.
+std::vector<bool> AllBefore(const tensorflow::Graph& graph, const Node* node) {
+  std::vector<bool> before(static_cast<size_t>(graph.num_node_ids()), false);
+  before[node->id()] = true;
   std::vector<const Node*> open = {node};
   while (!open.empty()) {
     const Node* at = open.back();
     open.pop_back();
     for (const Edge* edge : at->in_edges()) {
-      if (at->IsMerge() && !edge->IsControlEdge()) continue;
-      if (before.insert(edge->src()).second) open.push_back(edge->src());
+      if ((at->IsMerge() && !edge->IsControlEdge()) || before[edge->src()->id()]) continue;
+      before[edge->src()->id()] = true;
+      open.push_back(edge->src());
     }
   }
   return before;
@@ -309,9 +312,9 @@ void StarSplit::MarkLast() {
   };
   for (Call& call : calls_) {
     if (!uses_slots(call)) continue;
-    const std::set<const Node*> before = AllBefore(call.op);
+    const std::vector<bool> before = AllBefore(*graph_, call.op);
     call.spec.last = std::all_of(calls_.begin(), calls_.end(), [&](const Call& other) {
-      return other.it->task != call.it->task || !uses_slots(other) || before.count(other.op) != 0;
+      return other.it->task != call.it->task || !uses_slots(other) || before[other.op->id()];
     });
     if (call.spec.last) call.op->AddAttr("last", true);
   }

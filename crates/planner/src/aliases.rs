@@ -32,14 +32,22 @@ pub struct Aliases<'a> {
     roots: &'a Roots,
     /// By node: the possible owners of its outputs' memory.
     of: Vec<BTreeSet<Owner>>,
+    /// Edges that carry, as a value, memory that may belong to an owner.
+    shown: ByOwner,
+    /// Edges to nodes that may change the variable.
+    changed: ByOwner,
 }
+
+/// Numbers of edges by task and variable. That of any variable of the task has none.
+type ByOwner = BTreeMap<(u32, Option<u32>), Vec<usize>>;
 
 /// More owners than this collapse into [`Owner::Any`].
 const MOST: usize = 16;
 
 impl<'a> Aliases<'a> {
     pub fn new(graph: &'a Graph<'a>, flow: &Flow, roots: &'a Roots) -> Self {
-        let mut all = Self { graph, roots, of: vec![BTreeSet::new(); graph.len()] };
+        let (shown, changed) = (ByOwner::new(), ByOwner::new());
+        let mut all = Self { graph, roots, of: vec![BTreeSet::new(); graph.len()], shown, changed };
         // In loops, owners flow back to nodes already visited: iterate to a fixed point.
         loop {
             let mut changed = false;
@@ -60,8 +68,34 @@ impl<'a> Aliases<'a> {
                 }
             }
             if !changed || flow.parents.len() == 1 {
-                return all;
+                break;
             }
+        }
+        all.sort_edges();
+        all
+    }
+
+    fn sort_edges(&mut self) {
+        for (number, edge) in self.graph.edges().iter().enumerate() {
+            if edge.class != Class::Ref {
+                for owner in self.carried(edge) {
+                    self.shown.entry(self.key(owner)).or_default().push(number);
+                }
+            } else if may_change(self.graph, edge) {
+                self.changed.entry(self.key(self.owner_of_reference(edge))).or_default().push(number);
+            }
+        }
+    }
+
+    fn owner_of_reference(&self, edge: &Edge) -> Owner {
+        let owner = self.roots.variable(edge).map(Owner::Variable);
+        owner.unwrap_or(Owner::Any(self.graph.node(edge.src).task))
+    }
+
+    fn key(&self, owner: Owner) -> (u32, Option<u32>) {
+        match owner {
+            Owner::Variable(node) => (self.graph.node(node).task, Some(node)),
+            Owner::Any(task) => (task, None),
         }
     }
 
@@ -77,10 +111,7 @@ impl<'a> Aliases<'a> {
         }
         match edge.class {
             Class::Control | Class::Resource => Vec::new(),
-            Class::Ref | Class::Deref => {
-                let owner = self.roots.variable(edge).map(Owner::Variable);
-                vec![owner.unwrap_or(Owner::Any(self.graph.node(edge.src).task))]
-            }
+            Class::Ref | Class::Deref => vec![self.owner_of_reference(edge)],
             Class::Plain | Class::String | Class::Variant => self.of[index(edge.src)].iter().copied().collect(),
         }
     }
@@ -93,7 +124,7 @@ impl<'a> Aliases<'a> {
         }
         let mut torn = Vec::new();
         for owner in at_stake.into_iter().filter(|owner| self.can_tell(*owner)) {
-            for edge in self.graph.edges().iter().filter(|edge| self.shows(edge, owner)) {
+            for edge in self.of_owner(&self.shown, owner) {
                 let ends = [edge.src, edge.dst].into_iter();
                 let called = |node: &u32| matches!(placement.place(*node), Place::Called | Place::Moved | Place::Pivot);
                 torn.extend(ends.filter(called).map(|node| (node, Reason::Alias)));
@@ -153,32 +184,25 @@ impl<'a> Aliases<'a> {
 
     /// The nodes that may change the variable.
     fn changes(&self, owner: Owner) -> impl Iterator<Item = u32> {
-        let edges = self.graph.edges().iter();
-        let changing = edges.filter(|edge| edge.class == Class::Ref && may_change(self.graph, edge));
-        let of_owner = changing.filter(move |edge| {
-            let changed = self.roots.variable(edge).map(Owner::Variable);
-            self.may_be(changed.unwrap_or(Owner::Any(self.graph.node(edge.src).task)), owner)
-        });
-        of_owner.map(|edge| edge.dst)
+        self.of_owner(&self.changed, owner).map(|edge| edge.dst)
     }
 
-    /// Carries, as a value, memory that may belong to this owner.
-    fn shows(&self, edge: &Edge, owner: Owner) -> bool {
-        edge.class != Class::Ref && self.carried(edge).iter().any(|other| self.may_be(*other, owner))
-    }
-
-    fn may_be(&self, a: Owner, b: Owner) -> bool {
-        let task = |owner: Owner| match owner {
-            Owner::Variable(node) => self.graph.node(node).task,
-            Owner::Any(task) => task,
-        };
-        a == b || (task(a) == task(b) && (matches!(a, Owner::Any(_)) || matches!(b, Owner::Any(_))))
+    /// The edges whose owner may be this one.
+    fn of_owner<'s>(&'s self, edges: &'s ByOwner, owner: Owner) -> impl Iterator<Item = &'s Edge> {
+        let (task, variable) = self.key(owner);
+        let of_any = edges.get(&(task, None));
+        let last = variable.unwrap_or(u32::MAX);
+        let of_one = edges.range((task, Some(variable.unwrap_or(0)))..=(task, Some(last)));
+        of_any
+            .into_iter()
+            .chain(of_one.map(|(_, numbers)| numbers))
+            .flatten()
+            .filter_map(|number| self.graph.edges().get(*number))
     }
 
     /// Whether a user of such a value may run after a change of the variable, or keeps the value.
     fn can_tell(&self, owner: Owner) -> bool {
-        let users: BTreeSet<u32> =
-            self.graph.edges().iter().filter(|edge| self.shows(edge, owner)).map(|edge| edge.dst).collect();
+        let users: BTreeSet<u32> = self.of_owner(&self.shown, owner).map(|edge| edge.dst).collect();
         let keeps = |node: &u32| {
             let it = self.graph.node(*node);
             it.unknown || (it.stateful && !it.pure_read && !it.forwards_ref)
