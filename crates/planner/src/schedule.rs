@@ -1,6 +1,8 @@
 //! When things happen, as far as the graph tells: levels, estimated times, and which nodes may wait for something
 //! outside the graph.
 
+use std::collections::BTreeMap;
+
 use super::flow::{Flow, FrameId, ROOT, Visit, forward_ins};
 use super::graph::{Class, Edge, Graph, Kind, index};
 use super::sets::{SetId, Sets};
@@ -34,12 +36,14 @@ pub struct Schedule {
     sets: Sets<Blocker>,
     /// By frame: whether a node in it, or in a nested loop, may wait for something that is not an edge.
     blocking: Vec<bool>,
+    /// By blocker: the blockers that it is behind.
+    before: BTreeMap<u32, SetId>,
 }
 
 impl Schedule {
     pub fn of(graph: &Graph, flow: &Flow, costs: Costs) -> Self {
         let mut all = Self::alone(graph, flow, costs);
-        keep_company(graph, flow, &mut all.sets, &mut all.moments);
+        all.keep_company(graph, flow);
         all
     }
 
@@ -50,6 +54,7 @@ impl Schedule {
         let mut ends = vec![start; flow.parents.len()];
         let mut blocking = vec![false; flow.parents.len()];
         let mut sets = Sets::new(Blocker::All);
+        let mut before = BTreeMap::new();
         for step in &flow.order {
             let (moment, frame) = match *step {
                 Visit::Node(node) => {
@@ -70,6 +75,7 @@ impl Schedule {
                     }
                     moment.ready_us = moment.ready_us.saturating_add(u64::from(it.cost_us.unwrap_or(costs.node_us)));
                     if it.blocking {
+                        before.insert(node, moment.blockers);
                         moment.blockers = sets.with(moment.blockers, Blocker::Node(node));
                         blocking[index(flow.inside(node))] = true;
                     }
@@ -86,7 +92,7 @@ impl Schedule {
                 ends[index(frame)] = latest(&mut sets, ends[index(frame)], moment);
             }
         }
-        Self { moments, sets, blocking }
+        Self { moments, sets, blocking, before }
     }
 
     /// Whether a node is behind every blocker that the other is behind.
@@ -95,28 +101,31 @@ impl Schedule {
         self.sets.of(self.node(other).blockers).iter().all(|blocker| own.binary_search(blocker).is_ok())
     }
 
+    /// A node with no effect except through nodes behind a blocker may as well wait for it: the pull of a variable for
+    /// the input pipeline, for example.
+    fn keep_company(&mut self, graph: &Graph, flow: &Flow) {
+        let Self { moments, sets, before, .. } = self;
+        for step in flow.order.iter().rev() {
+            let Visit::Node(node) = *step else { continue };
+            if has_effects(graph, node) {
+                continue;
+            }
+            // On a back edge, this is only what the consumer itself is behind: fewer than it could be. A blocker is behind
+            // itself for others, not for what it waits for.
+            let behind = |node: u32| before.get(&node).copied().unwrap_or(moments[index(node)].blockers);
+            let consumers = graph.outs(node).map(|edge| behind(edge.dst));
+            let Some(common) = consumers.reduce(|a, b| sets.both(a, b)) else { continue };
+            let own = &mut moments[index(node)].blockers;
+            *own = sets.union(*own, common);
+        }
+    }
+
     pub fn node(&self, node: u32) -> Moment {
         self.moments[index(node)]
     }
 
     pub fn may_block(&self, frame: FrameId) -> bool {
         self.blocking[index(frame)]
-    }
-}
-
-/// A node with no effect except through nodes behind a blocker may as well wait for it: the pull of a variable for the
-/// input pipeline, for example.
-fn keep_company(graph: &Graph, flow: &Flow, sets: &mut Sets<Blocker>, moments: &mut [Moment]) {
-    for step in flow.order.iter().rev() {
-        let Visit::Node(node) = *step else { continue };
-        if has_effects(graph, node) {
-            continue;
-        }
-        // On a back edge, this is only what the consumer itself is behind: fewer than it could be.
-        let consumers = graph.outs(node).map(|edge| moments[index(edge.dst)].blockers);
-        let Some(common) = consumers.reduce(|a, b| sets.both(a, b)) else { continue };
-        let own = &mut moments[index(node)].blockers;
-        *own = sets.union(*own, common);
     }
 }
 
