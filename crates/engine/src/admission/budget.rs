@@ -7,6 +7,10 @@ const SHARE: u32 = 64;
 /// … after a burst, which is saved up while there are none: about a hundred unfinished handshakes.
 const BURST: Duration = Duration::from_millis(20);
 
+/// Most waiting for what was overspent: less than the handshake timeout, so that one handshake that took long for its
+/// reactor (a stall of the machine, a certificate that is slow to verify) does not shut members out.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
 /// A token bucket of time. Handshakes that end with an authenticated peer are refunded, so that only those that lead to
 /// nothing use it up: a client that stops after its ClientHello costs the server a key exchange and a signature.
 pub struct HandshakeBudget {
@@ -26,7 +30,8 @@ impl HandshakeBudget {
     }
 
     pub fn spend(&mut self, time: Duration, now: Instant) {
-        self.full_at = self.full_at.max(now) + time * SHARE;
+        let most = now + BURST * SHARE + LONGEST_WAIT;
+        self.full_at = (self.full_at.max(now) + time * SHARE).min(most);
     }
 
     /// Takes back what was spent on a peer that authenticated itself.
@@ -74,5 +79,16 @@ mod tests {
         assert_eq!(at_once, BURST.as_micros() / one.as_micros() + 1);
         budget.refund(one * 2);
         assert!(budget.wait(now).is_none());
+    }
+
+    #[test]
+    fn one_long_handshake_makes_nobody_wait_for_long() {
+        let now = Instant::now();
+        let mut budget = HandshakeBudget::new(now);
+        for _ in 0..2 {
+            budget.spend(Duration::from_secs(4), now);
+            assert_eq!(budget.wait(now), Some(now + LONGEST_WAIT));
+        }
+        assert!(budget.wait(now + LONGEST_WAIT).is_none());
     }
 }

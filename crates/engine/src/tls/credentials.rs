@@ -11,8 +11,12 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, OtherError, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
 use webpki::{EndEntityCert, KeyUsage};
 
 use super::explain;
@@ -23,6 +27,9 @@ use crate::api::Level;
 pub const ALPN: &[u8] = b"starwire/2";
 /// Time between two looks at the files.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Most certificates of intermediate CAs. webpki tries every order of those that have one name: with ten, which anybody
+/// can make, it is busy for a fraction of a second, with four it looks at 64 orders.
+const LONGEST_CHAIN: usize = 4;
 /// The end of the year 9999, by which certificates without an end are dated.
 const LATE: u64 = 253_402_300_799;
 
@@ -251,6 +258,7 @@ fn server(
         .clear_root_hint_subjects()
         .build()
         .map_err(|error| rustls::Error::General(error.to_string()))?;
+    let verifier = Arc::new(ClientChainVerifier(verifier));
     let mut config = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
@@ -268,6 +276,7 @@ fn verify(
     provider: &CryptoProvider,
 ) -> Result<(), String> {
     let parsed = EndEntityCert::try_from(own).map_err(|error| format!("it cannot be read: {error}"))?;
+    bounded(intermediates).map_err(|error| error.to_string())?;
     let algorithms = provider.signature_verification_algorithms.all;
     for usage in [KeyUsage::server_auth(), KeyUsage::client_auth()] {
         parsed
@@ -303,6 +312,21 @@ fn explain_pem(error: PemError, what: &str) -> String {
     }
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error("{0} certificates of intermediate CAs come with it, and at most {most} are allowed", most = LONGEST_CHAIN)]
+struct LongChain(usize);
+
+impl From<LongChain> for rustls::Error {
+    fn from(error: LongChain) -> Self {
+        CertificateError::Other(OtherError(Arc::new(error))).into()
+    }
+}
+
+/// Before anything is tried with certificates that an unauthenticated peer has chosen.
+fn bounded(intermediates: &[CertificateDer<'_>]) -> Result<(), LongChain> {
+    if intermediates.len() > LONGEST_CHAIN { Err(LongChain(intermediates.len())) } else { Ok(()) }
+}
+
 /// Accepts a server whose certificate a CA has issued. Its name is checked where the task is known.
 #[derive(Debug)]
 struct ChainVerifier {
@@ -319,6 +343,7 @@ impl ServerCertVerifier for ChainVerifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
+        bounded(intermediates)?;
         let certificate = ParsedCertificate::try_from(end_entity)?;
         let algorithms = self.provider.signature_verification_algorithms.all;
         rustls::client::verify_server_cert_signed_by_trust_anchor(
@@ -351,5 +376,47 @@ impl ServerCertVerifier for ChainVerifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Accepts a client whose certificate a CA has issued, if the chain is short.
+#[derive(Debug)]
+struct ClientChainVerifier(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for ClientChainVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        bounded(intermediates)?;
+        self.0.verify_client_cert(end_entity, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
     }
 }

@@ -63,6 +63,8 @@ fn foreign(error: &CertificateError) -> String {
         CertificateError::NotValidYetContext { time, not_before } => too_early(seconds(time), seconds(not_before)),
         CertificateError::UnknownIssuer | CertificateError::BadSignature => FOREIGN.to_owned(),
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => PURPOSE.to_owned(),
+        // A reason of this module's own.
+        CertificateError::Other(why) => why.to_string(),
         other => format!("{other}"),
     }
 }

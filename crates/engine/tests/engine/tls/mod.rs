@@ -1,6 +1,7 @@
 //! Mutual TLS on the one port of tasks.
 
 mod authority;
+mod chains;
 mod http;
 
 use std::io::{Read, Write};
