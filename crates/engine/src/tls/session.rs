@@ -31,6 +31,10 @@ const OVERHEAD: usize = 32;
 const AHEAD: usize = 7 * FRAGMENT;
 /// A handshake message may not be longer than this; unauthenticated peers send them.
 const LONGEST_HANDSHAKE: usize = 32 << 10;
+/// The headers of a record and of a handshake message.
+const RECORD_HEADER: usize = 5;
+const MESSAGE_HEADER: usize = 4;
+const SPLIT: &str = "the TLS hello of the peer is not in one record";
 /// The first byte of a TLS handshake.
 pub const HANDSHAKE: u8 = 0x16;
 
@@ -210,24 +214,18 @@ impl Session {
                 });
             }
         }
+        // Parsed once, and no more than one record: what an unauthenticated peer may cost, byte by byte, is little.
+        let Some(mut hello) = first_record(self.received())? else { return Ok(ClientKind::Unknown) };
         let mut acceptor = Acceptor::default();
-        let mut bytes = self.received();
-        while !bytes.is_empty() {
-            acceptor.read_tls(&mut bytes).map_err(|error| error.to_string())?;
-            match acceptor.accept() {
-                Ok(None) => {}
-                Ok(Some(accepted)) => {
-                    let is_task =
-                        accepted.client_hello().alpn().is_some_and(|mut names| names.any(|name| name == ALPN));
-                    if !is_task {
-                        return Ok(ClientKind::Http);
-                    }
-                    return Ok(ClientKind::Hello);
-                }
-                Err((error, _)) => return Err(explain::handshake(&error)),
+        acceptor.read_tls(&mut hello).map_err(|error| error.to_string())?;
+        match acceptor.accept() {
+            Ok(Some(accepted)) => {
+                let is_task = accepted.client_hello().alpn().is_some_and(|mut names| names.any(|name| name == ALPN));
+                Ok(if is_task { ClientKind::Hello } else { ClientKind::Http })
             }
+            Ok(None) => Err(SPLIT.to_owned()),
+            Err((error, _)) => Err(explain::handshake(&error)),
         }
-        if self.end - self.start >= LONGEST_HANDSHAKE { Err(too_long()) } else { Ok(ClientKind::Unknown) }
     }
 
     /// Server: the handshake takes its course, and from now on this is a `Task`.
@@ -398,6 +396,28 @@ impl Session {
             }
         }
     }
+}
+
+/// The record that these bytes begin with, once all of it has arrived. It must contain a whole message.
+fn first_record(received: &[u8]) -> Result<Option<&[u8]>, String> {
+    let Some(&[_, _, _, high, low]) = received.first_chunk::<RECORD_HEADER>() else { return Ok(None) };
+    let length = usize::from(u16::from_be_bytes([high, low]));
+    if length > FRAGMENT {
+        return Err(too_long());
+    }
+    if length < MESSAGE_HEADER {
+        return Err(SPLIT.to_owned());
+    }
+    let Some(&[_, first, second, third]) =
+        received.get(RECORD_HEADER..).and_then(|message| message.first_chunk::<MESSAGE_HEADER>())
+    else {
+        return Ok(None);
+    };
+    let message = u32::from_be_bytes([0, first, second, third]);
+    if message as usize > length - MESSAGE_HEADER {
+        return Err(SPLIT.to_owned());
+    }
+    Ok(received.get(..RECORD_HEADER + length))
 }
 
 fn too_long() -> String {

@@ -6,18 +6,22 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
-use starwire_engine::tls::{Files, Names, Tls};
+use starwire_engine::tls::{Credentials, Files, Names, Tls};
 
 use super::*;
 use crate::one_port::{CORE_SETTINGS, PREFACE};
 
 const METRICS: &str = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
-pub fn config(identity: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
+pub fn credentials(identity: &Identity) -> Arc<Credentials> {
     let file = |name: &str| identity.folder().join(name);
     let files = Files { certificate: file("cert.pem"), key: file("key.pem"), authorities: file("ca.pem") };
     let tls = Tls::load(files, Names::parse("{host}").unwrap()).unwrap();
-    let mut config = (*tls.current(|_, _| {}).http_client).clone();
+    tls.current(|_, _| {})
+}
+
+pub fn config(identity: &Identity, alpn: &[&[u8]]) -> Arc<ClientConfig> {
+    let mut config = (*credentials(identity).http_client).clone();
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Arc::new(config)
 }

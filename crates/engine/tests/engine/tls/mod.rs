@@ -2,6 +2,7 @@
 
 mod authority;
 mod chains;
+mod hellos;
 mod http;
 
 use std::io::{Read, Write};
@@ -318,19 +319,10 @@ fn half_open_handshakes_shut_nobody_out() {
     assert_eq!(ps.task.logged("dropped a connection"), 1, "{lines:?}");
 }
 
-/// The first flight of a client that might be a task.
-fn hello(identity: &Identity) -> Vec<u8> {
-    let name = std::net::IpAddr::from([127, 0, 0, 1]).into();
-    let mut client = rustls::ClientConnection::new(http::config(identity, &[b"starwire/2"]), name).unwrap();
-    let mut hello = Vec::new();
-    client.write_tls(&mut hello).unwrap();
-    hello
-}
-
 #[test]
 fn hellos_get_a_part_of_the_time() {
     let (ps, worker, files) = pair(&[("STARWIRE_REACTORS", "2")]);
-    let hello = hello(&files[1]);
+    let hello = hellos::hello(&files[1], &[b"starwire/2"]);
     let delayed = || count(&ps.task, "starwire_tls_handshakes_delayed_total");
     let mut half_open = std::collections::VecDeque::new();
     eventually("waiting", || {
