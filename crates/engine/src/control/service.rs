@@ -186,7 +186,7 @@ impl ControlService {
             self.gate.acquire(source, is_local)
         } else if unsorted {
             let place = self.gate.grpc_proxy.acquire(source, is_local);
-            place.ok_or_else(|| ControlError::TooMany(self.gate.grpc_proxy.most()))
+            place.ok_or_else(|| ControlError::TooMany(self.gate.grpc_proxy.most(is_local)))
         } else {
             self.gate.admit(source, is_local, Client::Plain)
         };
@@ -303,7 +303,7 @@ impl Gate {
     }
 
     fn acquire(&self, source: Source, is_local: bool) -> Result<Slot, ControlError> {
-        self.slots.acquire(source, is_local).ok_or_else(|| ControlError::TooMany(self.slots.most()))
+        self.slots.acquire(source, is_local).ok_or_else(|| ControlError::TooMany(self.slots.most(is_local)))
     }
 }
 
@@ -536,7 +536,7 @@ mod tests {
         let (state, limits) = (Arc::new(Silent), HttpLimits::default());
         let service = ControlService::in_front(None, None, state, ControlAccess::Everybody, limits);
         // As many are for this host, and each place may have a connection that has lost it and not ended.
-        let places = service.gate.grpc_proxy.most() / 4;
+        let places = service.gate.grpc_proxy.most(false) / 2;
         let quarter = descriptors::allowed() / 4;
         assert!((quarter - 1..=quarter).contains(&(2 * places)), "{places} {quarter}");
     }
