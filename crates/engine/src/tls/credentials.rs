@@ -67,6 +67,8 @@ pub struct Tls {
 
 struct State {
     current: Arc<Credentials>,
+    /// This task and its address, once the certificate was found to speak for it: so must later ones.
+    own: Option<(String, Option<String>)>,
     /// Of the files when they were last read, whether or not they were usable.
     seen: Stamps,
     looked: Instant,
@@ -106,7 +108,7 @@ impl Tls {
         // Before they are read: a change in between is found later.
         let seen = Stamps::of(&files);
         let current = Arc::new(Credentials::read(&files)?);
-        Ok(Self { files, names, state: Mutex::new(State { current, seen, looked: Instant::now() }) })
+        Ok(Self { files, names, state: Mutex::new(State { current, own: None, seen, looked: Instant::now() }) })
     }
 
     /// The credentials for a new connection. Looks at the files, at most once a second; files that are unusable change
@@ -118,7 +120,13 @@ impl Tls {
         }
         let seen = Stamps::of(&self.files);
         if seen != state.seen {
-            match Credentials::read(&self.files) {
+            let read = Credentials::read(&self.files).and_then(|read| match &state.own {
+                Some((task, address)) => {
+                    self.check_own(&read, &Subject { task, address: address.as_deref() }).map(|()| read)
+                }
+                None => Ok(read),
+            });
+            match read {
                 Ok(read) => {
                     state.current = Arc::new(read);
                     log(
@@ -148,11 +156,17 @@ impl Tls {
         }
     }
 
-    /// Whether peers will believe this task's own name.
+    /// Whether peers will believe this task's own name; from then on, also with files that replace these.
     pub fn speaks_for_itself(&self, subject: &Subject<'_>) -> Result<(), Unusable> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_own(&state.current, subject)?;
+        state.own = Some((subject.task.to_owned(), subject.address.map(str::to_owned)));
+        Ok(())
+    }
+
+    fn check_own(&self, credentials: &Credentials, subject: &Subject<'_>) -> Result<(), Unusable> {
         let path = self.files.certificate.clone();
-        let checked = self.names.check(&state.current.own, subject);
+        let checked = self.names.check(&credentials.own, subject);
         checked.map_err(|reason| Unusable { file: File::Certificate, path, reason })
     }
 }

@@ -487,6 +487,13 @@ fn files_are_read_again_while_calls_go_on() {
     pause();
     comes_in("");
     assert_eq!(ps.task.logged("cert.pem cannot be used (it has no certificate in PEM format)"), 1);
+    // So do those of another task, which every peer would refuse.
+    let other = own(&new, "starwire://test/ps/1");
+    ps_files.replace(&other.0, &other.1, &new.pem());
+    pause();
+    comes_in("");
+    comes_in("");
+    assert_eq!(ps.task.logged("cert.pem cannot be used (its certificate names starwire://test/ps/1, so it"), 1);
     // The old CA is trusted no more.
     files.replace(&worker_old.0, &worker_old.1, &both);
     let worker = start(WORKER, &files, &[TCP, NAMES]);
