@@ -27,6 +27,11 @@ impl<H: Host> ControlState for View<H> {
         shared.metrics.count(|cells| cells.grpc_connections.add(1));
     }
 
+    fn handshake_delayed(&self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        shared.metrics.count(|cells| cells.tls_handshakes_delayed.add(1));
+    }
+
     fn refused(&self, client: &str, why: &ControlError) {
         let Some(shared) = self.shared.upgrade() else { return };
         shared.log_refusal(client, why, Instant::now());

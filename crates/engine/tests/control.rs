@@ -34,6 +34,8 @@ struct Fake {
 impl ControlState for Fake {
     fn passed_on(&self) {}
 
+    fn handshake_delayed(&self) {}
+
     fn refused(&self, client: &str, why: &ControlError) {
         self.refused.lock().unwrap().push(format!("{client}: {why}"));
     }

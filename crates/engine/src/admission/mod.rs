@@ -16,7 +16,7 @@ mod simulation;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use budget::HandshakeBudget;
+pub use budget::HandshakeBudget;
 use fair::FairQueue;
 pub use fair::{FairTable, Source};
 

@@ -7,6 +7,7 @@
 mod activity;
 mod authority;
 pub(crate) mod grpc_proxy;
+mod handshakes;
 mod health;
 mod http;
 pub mod proto;
@@ -27,6 +28,8 @@ pub use service::{Behind, ControlError, ControlService, Guard};
 pub trait ControlState: Send + Sync + 'static {
     /// A client was passed on to TensorFlow's gRPC.
     fn passed_on(&self);
+    /// A TLS handshake has to wait for its part of the time.
+    fn handshake_delayed(&self);
     /// A client was sent away.
     fn refused(&self, client: &str, why: &ControlError);
     /// Whether a request may be for this host, with or without a port.

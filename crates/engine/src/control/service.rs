@@ -20,6 +20,7 @@ use tokio_rustls::server::TlsStream;
 use super::activity::{Activity, watched};
 use super::authority::checked;
 use super::grpc_proxy::{Recipient, deny, proxy, sort};
+use super::handshakes::Handshakes;
 use super::slots::{Slot, Slots};
 use super::stream::{Replayed, Socket};
 use super::{ControlAccess, ControlState, HttpLimits, http};
@@ -106,6 +107,7 @@ struct Gate {
     guard: Option<Arc<dyn Guard>>,
     limits: HttpLimits,
     slots: Arc<Slots>,
+    handshakes: Handshakes,
     /// None once the service is stopped: the engine may be kept longer.
     behind: Mutex<Option<Arc<Behind>>>,
     /// Of connections that are passed on, or may be.
@@ -166,6 +168,7 @@ impl ControlService {
                 guard,
                 limits,
                 slots: Slots::new(&limits),
+                handshakes: Handshakes::new(),
                 behind: Mutex::new(behind.map(Arc::new)),
                 grpc_proxy,
             }),
@@ -376,8 +379,9 @@ async fn welcome(
         None => Some(socket),
         Some(guard) => {
             let stream = Replayed::new(socket, std::mem::take(&mut first), gate.limits.idle)?;
+            let shaken = gate.handshakes.run(shake_hands(&**guard, stream), || gate.state.handshake_delayed());
             let accepted = tokio::select! {
-                accepted = timeout(gate.limits.idle, shake_hands(&**guard, stream)) => accepted?,
+                accepted = timeout(gate.limits.idle, shaken) => accepted?,
                 () = place.lost() => return Ok(()),
             };
             let (stream, found) = accepted.map_err(|error| {
@@ -502,6 +506,8 @@ mod tests {
 
     impl ControlState for Silent {
         fn passed_on(&self) {}
+
+        fn handshake_delayed(&self) {}
 
         fn refused(&self, _client: &str, _why: &ControlError) {}
 

@@ -35,7 +35,7 @@ metrics! {
     Counter accepts "starwire_accepts_total" "Connections from peers that completed the handshake.";
     Counter refusals "starwire_refusals_total" "Connections refused: not starwire, another version, another cluster, or no proof of the secret.";
     Counter tls_handshakes "starwire_tls_handshakes_total" "TLS handshakes with verified certificates, in both directions, between tasks.";
-    Counter tls_handshakes_delayed "starwire_tls_handshakes_delayed_total" "TLS handshakes of other tasks, or of unauthenticated clients, that had to wait because handshakes had used up their part of a reactor's time.";
+    Counter tls_handshakes_delayed "starwire_tls_handshakes_delayed_total" "TLS handshakes of other tasks, HTTP clients or unauthenticated ones that had to wait because handshakes had used up their part of a thread's time.";
     Counter tls_failures "starwire_tls_failures_total" "TLS connections between tasks that ended with an error: a certificate that is not valid, or damaged records.";
     Counter unauthenticated_dropped "starwire_unauthenticated_dropped_total" "Connections dropped before they completed the handshake: too slow, or too many at a time.";
     Counter losses "starwire_losses_total" "Established connections that ended without a GOODBYE.";

@@ -155,3 +155,20 @@ fn only_tasks_reach_tensorflow() {
 
 trait ReadWrite: Read + Write {}
 impl<T: Read + Write> ReadWrite for T {}
+
+#[test]
+fn hellos_of_http_clients_get_a_part_of_the_time() {
+    let authority = Authority::new("test");
+    let (own, scraper) = (authority.identity(PS_NAME), authority.identity("prometheus.example"));
+    let ps = start(PS, &own, &[NAMES]);
+    let hello = hellos::hello(&scraper, &[b"h2"]);
+    eventually("waiting", || {
+        let mut raw = ps.connect();
+        raw.write_all(&hello).unwrap();
+        // Each gets its answer, and ends there.
+        assert!(matches!(raw.read(&mut [0; 64]), Ok(1..)));
+        count(&ps.task, "starwire_tls_handshakes_delayed_total") > 0
+    });
+    let answer = get(config(&scraper, &[b"http/1.1"]), &ps, METRICS).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
