@@ -1,5 +1,5 @@
-//! Hosts whose connections were dropped lately. One log line per host and minute, over all reactors: a flood of bad
-//! bytes must not become a flood of log lines.
+//! What was logged lately. One log line per client's party or kind of event, and minute, over all reactors: a flood of
+//! bad bytes must not become a flood of log lines.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,17 +9,31 @@ const SILENCE: Duration = Duration::from_secs(60);
 const MOST: usize = 1024;
 
 #[derive(Default)]
-pub struct LogLimiter(Mutex<HashMap<String, Instant>>);
+pub struct LogLimiter {
+    parties: Mutex<HashMap<String, Instant>>,
+    /// However many parties there are, they keep no line about anything else out of the log.
+    events: Mutex<HashMap<&'static str, Instant>>,
+}
 
 impl LogLimiter {
-    /// True if nothing was logged about this host in the last minute, and there is room to remember it.
-    pub fn allows(&self, host: &str, now: Instant) -> bool {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// True if nothing was logged about this party in the last minute, and there is room to remember it.
+    pub fn allows(&self, party: &str, now: Instant) -> bool {
+        let mut known = self.parties.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, at| now.saturating_duration_since(*at) < SILENCE);
-        if known.contains_key(host) || known.len() >= MOST {
+        if known.contains_key(party) || known.len() >= MOST {
             return false;
         }
-        known.insert(host.to_owned(), now);
+        known.insert(party.to_owned(), now);
+        true
+    }
+
+    /// True if nothing was logged about such an event in the last minute.
+    pub fn allows_event(&self, event: &'static str, now: Instant) -> bool {
+        let mut known = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.get(event).is_some_and(|at| now.saturating_duration_since(*at) < SILENCE) {
+            return false;
+        }
+        known.insert(event, now);
         true
     }
 }
@@ -38,5 +52,16 @@ mod tests {
         assert!(log_limiter.allows("a", now + SILENCE));
         let accepted = (0..2 * MOST).filter(|n| log_limiter.allows(&n.to_string(), now + SILENCE)).count();
         assert_eq!(accepted, MOST - 2);
+    }
+
+    #[test]
+    fn parties_keep_no_event_out_of_the_log() {
+        let (log_limiter, now) = (LogLimiter::default(), Instant::now());
+        let accepted = (0..2 * MOST).filter(|n| log_limiter.allows(&n.to_string(), now)).count();
+        assert_eq!(accepted, MOST);
+        assert!(log_limiter.allows_event("copy", now));
+        assert!(!log_limiter.allows_event("copy", now + SILENCE / 2));
+        assert!(log_limiter.allows_event("accept", now + SILENCE / 2));
+        assert!(log_limiter.allows_event("copy", now + SILENCE));
     }
 }

@@ -2,12 +2,14 @@
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use crate::admission::Source;
 use crate::api::{Host, Level};
 use crate::command::Command;
 use crate::config::{Config, is_unspecified};
@@ -215,7 +217,7 @@ impl<H: Host> Shared<H> {
     }
 
     pub(crate) fn log_refusal(&self, name: &str, error: &ControlError, now: Instant) {
-        if self.log_limiter.allows(&format!("HTTP {}", host_of(name)), now) {
+        if self.log_limiter.allows(&format!("HTTP {}", party_of(name)), now) {
             let line = format!(
                 "starwire: refused an HTTP client on the data port, {name}: {error} (repeats from this address are suppressed for a minute)"
             );
@@ -253,11 +255,14 @@ impl<H: Host> Shared<H> {
     }
 }
 
-/// The host of a connection with this name. A client's port means nothing, and it chooses its own task name: one line
-/// per host.
-pub(crate) fn host_of(name: &str) -> &str {
+/// The party behind a connection with this name, for one line each. A client's port means nothing, it chooses its own
+/// task name, and all addresses of an IPv6 network may be its own.
+pub(crate) fn party_of(name: &str) -> String {
     let address = name.rsplit_once(" at ").map_or(name, |(_, address)| address);
-    address.rsplit_once(':').map_or(address, |(host, _)| host)
+    match address.parse::<SocketAddr>() {
+        Ok(address) => format!("{:?}", Source::of_ip(address.ip())),
+        Err(_) => address.rsplit_once(':').map_or(address, |(host, _)| host).to_owned(),
+    }
 }
 
 /// Ends a command that no reactor will take, so that no request stays unanswered.
@@ -275,5 +280,25 @@ pub(crate) fn end<H: Host>(command: Command<H>, code: i32, message: &str) {
         | Command::Moved { .. }
         | Command::Star(_)
         | Command::Stop => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn a_network_is_one_party() {
+        let parties =
+            |names: &mut dyn Iterator<Item = String>| names.map(|name| party_of(&name)).collect::<HashSet<_>>();
+        let of_one_network = &mut (0..2000).map(|n| format!("/job:worker/replica:0/task:{n} at [2001:db8::{n:x}]:{n}"));
+        assert_eq!(parties(of_one_network).len(), 1);
+        assert_eq!(parties(&mut (0..200).map(|n| format!("[2001:db8:0:{n:x}::1]:80"))).len(), 200);
+        assert_eq!(parties(&mut (0..200).map(|n| format!("10.0.0.{n}:80"))).len(), 200);
+        assert_eq!(party_of("10.0.0.1:80"), party_of("/job:ps/replica:0/task:0 at [::ffff:10.0.0.1]:81"));
+        assert_eq!(party_of("ps-0.train.svc:2222"), party_of("ps-0.train.svc:2223"));
+        assert_eq!(party_of("a local process"), "a local process");
     }
 }

@@ -38,7 +38,7 @@ impl<H: Host> Links<H> {
         let pid = conn.peer_memory.as_ref().map(PeerMemory::pid).filter(|_| !is_gone);
         let is_news = pid.is_some_and(|pid| self.shared.unreadable.insert(pid));
         // Processes that lie may be many.
-        if is_news && self.shared.log_limiter.allows("lent memory", self.dispatch.now) {
+        if is_news && self.shared.log_limiter.allows_event("lent memory", self.dispatch.now) {
             let line = format!(
                 "starwire: cannot read the memory that {} lent: {error}; using the socket for this process from now on",
                 conn.name

@@ -4,7 +4,7 @@ use super::conn::{Path, Side};
 use super::dispatch::MigrationEvent;
 use super::{LinkEvent, Links, mark};
 use crate::api::{Host, Level};
-use crate::shared::host_of;
+use crate::shared::party_of;
 use starwire_net::transport::verbs::VerbsError;
 use starwire_protocol::{FEATURE_QUEUE_PAIRS, Failure, Settings, code};
 
@@ -69,7 +69,7 @@ impl<H: Host> Links<H> {
                 mark(&mut self.dirty, conn);
                 let line = format!("starwire: no RDMA for {}: {error}; asking it to use TCP", conn.name);
                 self.dispatch.metrics.verbs_fallbacks.add(1);
-                let offender = format!("RDMA {}", host_of(&conn.name));
+                let offender = format!("RDMA {}", party_of(&conn.name));
                 if self.shared.log_limiter.allows(&offender, self.dispatch.now) {
                     self.shared.host.log(Level::Warning, &line);
                 }

@@ -446,7 +446,7 @@ impl<H: Host> Links<H> {
     }
 
     fn log_dropped(&self, name: &str, what: &str) {
-        if !self.shared.log_limiter.allows(shared::host_of(name), self.dispatch.now) {
+        if !self.shared.log_limiter.allows(&shared::party_of(name), self.dispatch.now) {
             return;
         }
         self.shared.host.log(

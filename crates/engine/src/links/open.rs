@@ -42,7 +42,7 @@ impl<H: Host> Links<H> {
                 self.shared.send(to, Command::Adopt { fd, listener: kind });
             }
             // At a limit, every listener of every reactor fails again and again.
-            Err(error) if self.shared.log_limiter.allows("accept", self.dispatch.now) => {
+            Err(error) if self.shared.log_limiter.allows_event("accept", self.dispatch.now) => {
                 self.shared.host.log(
                     Level::Warning,
                     &format!("starwire: cannot accept a connection: {error} (retrying ten times a second; repeats are suppressed for a minute)"),
@@ -171,7 +171,7 @@ impl<H: Host> Links<H> {
         let key = match self.driver.register(fd) {
             Ok(token) => self.add(token, Side::Server, proto, name),
             Err(error) => {
-                if self.shared.log_limiter.allows("register", now) {
+                if self.shared.log_limiter.allows_event("register", now) {
                     let line = format!("starwire: cannot serve {name}: {error} (repeats are suppressed for a minute)");
                     self.shared.host.log(Level::Warning, &line);
                 }

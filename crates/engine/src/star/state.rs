@@ -349,7 +349,7 @@ impl State {
                         host.changes_were_lost();
                     }
                     server.shared.metrics.count(|cells| cells.state_failures.add(1));
-                    if server.shared.log_limiter.allows("state", Instant::now()) {
+                    if server.shared.log_limiter.allows_event("state", Instant::now()) {
                         let task = &server.shared.config.identity.task;
                         let line = format!(
                             "starwire: the state of {task} was not written, and stays as old as it is: {error} (repeats are suppressed for a minute)"

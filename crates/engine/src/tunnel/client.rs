@@ -100,7 +100,7 @@ async fn serve<H: Host>(
 }
 
 fn log_intruder<H: Host>(shared: &Shared<H>, why: &str) {
-    if shared.log_limiter.allows("local client of TensorFlow's gRPC", Instant::now()) {
+    if shared.log_limiter.allows_event("local client of TensorFlow's gRPC", Instant::now()) {
         let line = format!(
             "starwire: refused a local connection that would speak gRPC in this task's name: {why} (repeats are suppressed for a minute)"
         );

@@ -215,7 +215,7 @@ impl<H: Host> StarServer<H> {
         confirmed.into_iter().for_each(|number| state.written(number));
         state.wake();
         let shared = &self.shared;
-        if was_complete && shared.moved_to.get().is_none() && shared.log_limiter.allows("copy", Instant::now()) {
+        if was_complete && shared.moved_to.get().is_none() && shared.log_limiter.allows_event("copy", Instant::now()) {
             let task = &shared.config.identity.task;
             let line = format!(
                 "starwire: the process that keeps a copy of the state of {task} is gone (repeats are suppressed for a minute)"
