@@ -81,7 +81,7 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    fn new(env: &dyn Env) -> Result<Self, EngineError> {
+    pub fn new(env: &dyn Env) -> Result<Self, EngineError> {
         let own = env.var("TMPDIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
         let usual = ["/tmp", "/dev/shm", "/var/tmp"].map(PathBuf::from);
         let mut failures = Vec::new();
@@ -110,7 +110,7 @@ impl Named {
         Ok(made)
     }
 
-    fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.folder.join("grpc")
     }
 

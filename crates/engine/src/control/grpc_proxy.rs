@@ -112,6 +112,11 @@ async fn flow(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin)
     }
 }
 
+/// Denies a client, until it has had the connection for long enough: then it may connect again.
+pub async fn deny_for(enough: Duration, client: impl AsyncRead + AsyncWrite + Unpin, reason: &str) -> io::Result<()> {
+    timeout(enough, deny(client, reason)).await?
+}
+
 /// Answers each request of a client that is not passed on with PERMISSION_DENIED and the reason, until the client ends
 /// the connection. TensorFlow's clients connect again and again to a server that only closes it.
 pub async fn deny(mut client: impl AsyncRead + AsyncWrite + Unpin, reason: &str) -> io::Result<()> {
@@ -233,5 +238,20 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(1 << 16);
         client.write_all(&[PREFACE, &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat()).await.unwrap();
         assert_eq!(deny(server, "no").await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_goes_on_and_on_is_denied_no_more() {
+        let (mut client, server) = tokio::io::duplex(1 << 16);
+        let (mut answers, mut requests) = tokio::io::split(&mut client);
+        let endless = async {
+            requests.write_all(&core()).await.unwrap();
+            while requests.write_all(&frame(PING, 0, [0; 4], b"12345678")).await.is_ok() {
+                let _ = answers.read(&mut [0; 1000]).await;
+            }
+        };
+        let denied = async { deny_for(Duration::from_millis(1), server, "no").await.map_err(|error| error.kind()) };
+        let (ended, ()) = timeout(PATIENCE, async { tokio::join!(denied, endless) }).await.unwrap();
+        assert_eq!(ended, Err(io::ErrorKind::TimedOut));
     }
 }

@@ -19,7 +19,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::activity::{Activity, watched};
 use super::authority::checked;
-use super::grpc_proxy::{Recipient, deny, proxy, sort};
+use super::grpc_proxy::{Recipient, deny_for, proxy, sort};
 use super::handshakes::Handshakes;
 use super::slots::{Slot, Slots};
 use super::stream::{Replayed, Socket};
@@ -33,6 +33,10 @@ use starwire_net::transport::descriptors;
 /// Connections that are passed on have two descriptors each, and take no more than half of what the process may have:
 /// this part from other hosts, and as many from this one.
 const SHARE_OF_DESCRIPTORS: usize = 8;
+/// Clients at a time that are told why they may not pass: from other hosts, and as many from this one …
+const DENIED: usize = 128;
+/// … and for how long each.
+const DENIAL: Duration = Duration::from_secs(60);
 /// How long connections have to learn that the server stops.
 const FAREWELL: Duration = Duration::from_millis(200);
 
@@ -110,8 +114,10 @@ struct Gate {
     handshakes: Handshakes,
     /// None once the service is stopped: the engine may be kept longer.
     behind: Mutex<Option<Arc<Behind>>>,
-    /// Of connections that are passed on, or may be.
+    /// Of connections that are passed on, or may be …
     grpc_proxy: Arc<Slots>,
+    /// … and of those that are not, as their clients may not pass.
+    denied: Arc<Slots>,
 }
 
 enum Thread {
@@ -171,6 +177,7 @@ impl ControlService {
                 handshakes: Handshakes::new(),
                 behind: Mutex::new(behind.map(Arc::new)),
                 grpc_proxy,
+                denied: Slots::new(&HttpLimits { connections: DENIED, local: DENIED, ..limits }),
             }),
             thread: Mutex::new(Thread::NotStarted),
             topology: Topology::detect().ok(),
@@ -183,13 +190,13 @@ impl ControlService {
         let socket = Socket::new(stream).map_err(ControlError::Gone)?;
         let (source, is_local) = (socket.source(), socket.is_local());
         let is_tls = first_bytes.first() == Some(&HANDSHAKE);
-        let unsorted = !is_tls && self.gate.behind().is_some() && first_bytes.starts_with(b"PRI ");
+        let behind = self.gate.behind().filter(|_| !is_tls && first_bytes.starts_with(b"PRI "));
+        let unsorted = behind.is_some();
         let admitted = if is_tls {
             // Who it is comes later.
             self.gate.acquire(source, is_local)
-        } else if unsorted {
-            let place = self.gate.grpc_proxy.acquire(source, is_local);
-            place.ok_or_else(|| ControlError::TooMany(self.gate.grpc_proxy.most(is_local)))
+        } else if let Some(behind) = behind {
+            self.gate.pass(&behind, source, is_local, Client::Plain)
         } else {
             self.gate.admit(source, is_local, Client::Plain)
         };
@@ -284,6 +291,12 @@ impl Gate {
             Client::Plain if behind.is_open_to_members => Err(ControlError::NoPlainGrpc),
             _ => Err(ControlError::NoGrpc),
         }
+    }
+
+    /// A place for a client of TensorFlow's gRPC, or for one that may be.
+    fn pass(&self, behind: &Behind, source: Source, is_local: bool, client: Client) -> Result<Slot, ControlError> {
+        let slots = if self.passes(behind, client).is_ok() { &self.grpc_proxy } else { &self.denied };
+        slots.acquire(source, is_local).ok_or_else(|| ControlError::TooMany(slots.most(is_local)))
     }
 
     /// A place for a client of the control service.
@@ -410,7 +423,7 @@ async fn welcome(
             };
             if recipient == Recipient::TensorFlow {
                 if is_tls {
-                    place = gate.grpc_proxy.acquire(source, is_local).ok_or(io::ErrorKind::QuotaExceeded)?;
+                    place = gate.pass(&behind, source, is_local, client).map_err(io::Error::other)?;
                 }
                 let stream = stream.replay(first);
                 let served = async {
@@ -421,7 +434,7 @@ async fn welcome(
                         }
                         Err(error) => {
                             gate.state.refused(&name, &error);
-                            deny(stream, &error.to_string()).await
+                            deny_for(DENIAL, stream, &error.to_string()).await
                         }
                     }
                 };
@@ -499,8 +512,11 @@ async fn rests(activity: &Activity, idle: Duration) {
 mod tests {
     use super::super::ServerFacts;
     use super::*;
-    use crate::config::Setting;
+    use crate::config::testing::TempDir;
+    use crate::config::{MapEnv, Setting};
     use crate::metrics::{ConnectionFacts, PeerFacts, Sample};
+    use crate::port::Named;
+    use std::os::unix::net::UnixListener;
 
     struct Silent;
 
@@ -534,6 +550,26 @@ mod tests {
         fn settings(&self) -> Vec<Setting> {
             Vec::new()
         }
+    }
+
+    #[test]
+    fn clients_that_may_not_pass_take_no_place_of_those_that_may() {
+        let (state, limits) = (Arc::new(Silent), HttpLimits::default());
+        let service = ControlService::in_front(None, None, state, ControlAccess::Everybody, limits);
+        let folder = TempDir::new("pass");
+        let named = Named::new(&MapEnv::new("/").set("TMPDIR", folder.path())).unwrap();
+        let _listener = UnixListener::bind(named.path()).unwrap();
+        let socket = named.hide().unwrap();
+        let mut behind = Behind { socket, is_open: false, is_open_to_members: false, is_open_to_tunnels: false };
+        let acquire = |behind: &Behind, n| service.gate.pass(behind, Source::V4([10, 0, 0, n]), false, Client::Plain);
+        let denied: Vec<_> = (0..=255).filter_map(|n| acquire(&behind, n).ok()).collect();
+        assert_eq!(service.gate.grpc_proxy.open(), 0);
+        assert_eq!(denied.len(), 2 * DENIED);
+        assert!(matches!(acquire(&behind, 0), Err(ControlError::TooMany(most)) if most == 2 * DENIED));
+        behind.is_open = true;
+        let passes = acquire(&behind, 0).unwrap();
+        assert_eq!(service.gate.grpc_proxy.open(), 1);
+        drop((denied, passes));
     }
 
     /// Each connection that is passed on has two.
