@@ -272,7 +272,7 @@ class Ctr(Case):
         setter = None if local else tf1.train.replica_device_setter(ps_tasks=self.ps, worker_device=_worker(worker).rsplit("/device", 1)[0])
         with tf1.device(setter), tf1.variable_scope("", use_resource=self.use_resource):
             total = tf1.train.get_or_create_global_step()
-            self.batch_index = tf1.placeholder(tf.int32, [])
+            self.batch_index = self.source()
             self.batch_ids = tf.gather(tf.constant(ids), self.batch_index)
             batch_dense = tf.gather(tf.constant(dense), self.batch_index)
             labels = tf.gather(tf.constant(clicks), self.batch_index)
@@ -281,7 +281,13 @@ class Ctr(Case):
             self.train_op = optimizer.minimize(self.loss, global_step=total)
             self.more(total, self.batch_ids)
             self.accumulators = [optimizer.get_slot(v, "accumulator") for v in tf1.trainable_variables()]
-        self.init_op = tf1.global_variables_initializer()
+        self.init_op = tf.group(tf1.global_variables_initializer(), *self.initializers)
+
+    initializers = ()
+
+    def source(self):
+        """The number of a step's batch."""
+        return tf1.placeholder(tf.int32, [])
 
     def more(self, total, batch_ids):
         """The work of a step besides training."""
@@ -315,6 +321,23 @@ class Ctr(Case):
         early, late = np.mean(self.losses[:5]), np.mean(self.losses[-20:])
         assert np.isfinite(late) and late < early, f"the loss did not fall: {early} → {late}"
         return float(late)
+
+
+class DatasetCtr(Ctr):
+    """The same with batches from a dataset, and the runs of a MonitoredTrainingSession, which are no callables."""
+
+    def source(self):
+        iterator = tf1.data.make_initializable_iterator(tf.data.Dataset.range(self.BATCHES).repeat())
+        self.initializers = (iterator.initializer,)
+        return tf.cast(iterator.get_next(), tf.int32)
+
+    def open(self, session):
+        self.session, self.losses = session, []
+        self._run = lambda number: session.run([self.loss, self.train_op])
+
+    def run_with(self, options, metadata):
+        self.losses.append(float(self.session.run([self.loss, self.train_op], options=options, run_metadata=metadata)[0]))
+        self.steps += 1
 
 
 class CountedCtr(Ctr):
@@ -356,5 +379,6 @@ def all_cases():
         Strings("10xstrings", "10 string tensors of 1000", 10),
         OneOp("one-op", "one op on the ps, no tensor"),
         Ctr("ctr", "CTR model, 2 ps, 2 workers, batch 512", 512),
+        DatasetCtr("ctr-data", "CTR model, batches from a dataset", 512),
         CountedCtr("ctr-ref", "CTR model, reference variables in parts", 512),
     ]

@@ -44,6 +44,9 @@ KNOWN = {
     "star_server:pipeline": Column("star_server:pipeline", "star_server", options={"pipeline": 1}),
     "star_server:pipeline0": Column("star_server:pipeline0", "star_server", options={"pipeline": 0}),
     "star_server:pipeline2": Column("star_server:pipeline2", "star_server", options={"pipeline": 2}),
+    "star_server:ahead": Column("star_server:ahead", "star_server", options={"ahead": 1}),
+    "star_server:ahead+pipeline": Column("star_server:ahead+pipeline", "star_server", options={"ahead": 1, "pipeline": 1}),
+    "grpc++:ahead": Column("grpc++:ahead", "grpc++", options={"ahead": 1}),
     "star_server:bfloat16": Column("star_server:bfloat16", "star_server", options={"wire_dtype": "bfloat16"}),
     "star_server:both": Column("star_server:both", "star_server", options={"pipeline": 1, "wire_dtype": "bfloat16"}),
 }
