@@ -1,6 +1,6 @@
 """Session options that TensorFlow's ConfigProto has no fields for."""
 
-from starwire import _pipeline, _wire
+from starwire import _ahead, _pipeline, _runs, _wire
 
 # DeepRec's ConfigProto.tensor_fuse: a varint field. TensorFlow's ConfigProto does not know it and passes it on unchanged.
 _FIELD = 201
@@ -11,7 +11,7 @@ _STAR = "STARWIRE_STAR"
 _WIRE_DTYPE = "STARWIRE_WIRE_DTYPE"
 
 
-def config(proto=None, *, tensor_fuse=None, star=None, pipeline=None, wire_dtype=None):
+def config(proto=None, *, tensor_fuse=None, star=None, pipeline=None, ahead=None, wire_dtype=None):
     """Returns a ConfigProto for a session, a server, a RunConfig or a MonitoredTrainingSession.
 
     Args:
@@ -22,6 +22,8 @@ def config(proto=None, *, tensor_fuse=None, star=None, pipeline=None, wire_dtype
         ``grpc++``, for example under a debugger. None: follow the protocol.
       pipeline: the number of steps that may be under way when the next one begins (docs/pipeline.md). ``session.run`` of a training step
         then returns the results of an earlier one. 0: none, as always in TensorFlow. None: keep the number in ``proto``.
+      ahead: 1: training steps read one batch of their dataset ahead, so that its parameters arrive with the end of the step before
+        (docs/ahead.md). 0: they do not. None: keep the setting in ``proto``.
       wire_dtype: ``"bfloat16"`` (or ``tf.bfloat16``): in training steps, float32 parameters and gradients cross the network with 16 bits
         (docs/wire_dtype.md). ``"float32"``: they do not. None: keep the setting in ``proto``.
     """
@@ -41,7 +43,9 @@ def config(proto=None, *, tensor_fuse=None, star=None, pipeline=None, wire_dtype
             raise ValueError(f"starwire.config(wire_dtype=...) must be bfloat16 or float32, not {dtype.name}")
         made.device_count[_WIRE_DTYPE] = dtype.as_datatype_enum
     if pipeline is not None:
-        made.device_count[_pipeline.MARK] = _pipeline.checked(pipeline)
-    if made.device_count.get(_pipeline.MARK, 0) > 0:
-        _pipeline.apply()
+        made.device_count[_runs.PIPELINE] = _pipeline.checked(pipeline)
+    if ahead is not None:
+        made.device_count[_runs.AHEAD] = _ahead.checked(ahead)
+    if any(made.device_count.get(name, 0) > 0 for name in (_runs.PIPELINE, _runs.AHEAD)):
+        _runs.apply()
     return made

@@ -5,25 +5,17 @@ so that the parameters of the next step arrive, and the gradients of the last on
 is in docs/pipeline.md.
 """
 
-import atexit
 import collections
 import copy
-import os
 import queue
-import sys
 import threading
 import time
 import weakref
 
-# A device type that does not exist, as in _config.py: sessions find their depth there.
-MARK = "STARWIRE_PIPELINE"
 MOST = 16
 # Seconds for which close() waits for the steps of other threads, and the end of the process for all steps.
 PATIENCE = 60
-_ATTRIBUTE = "_starwire_pipeline"
-_lock = threading.Lock()
 _thread = threading.local()
-_applied = False
 _pipelines = weakref.WeakSet()
 
 
@@ -33,147 +25,22 @@ def checked(depth, function="config"):
     return depth
 
 
-def apply():
-    """Gives the sessions of this process whose configuration asks for it a pipeline."""
-    global _applied
-    from tensorflow.python.client import session
+def is_running():
+    """Whether this thread is in the middle of a run: a callable may call run()."""
+    return getattr(_thread, "runs", False)
 
-    with _lock:
-        if _applied:
-            return
-        _applied = True
-    atexit.register(_finish_at_exit, os.getpid())
-    base = session.BaseSession
-    run, make_callable, close = base.run, base.make_callable, base.close
 
-    def pipelined_run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        pipeline = _of(self)
-        if pipeline is None or getattr(_thread, "runs", False):  # a callable may call run()
-            return run(self, fetches, feed_dict, options, run_metadata)
-        # MonitoredSession always passes both. Without an option nothing is recorded.
-        is_step = not (options and options.ByteSize()) and _has_operation(fetches)
-        return pipeline.run(lambda feeds: run(self, fetches, feeds, options, run_metadata), feed_dict, _key(fetches) if is_step else None)
-
-    def pipelined_make_callable(self, fetches, feed_list=None, accept_options=False):
-        made, pipeline = make_callable(self, fetches, feed_list, accept_options), _of(self)
-        if pipeline is None:
-            return made
-        is_step = not accept_options and _has_operation(fetches)
-        key = _Same(made) if is_step else None
-
-        def call(*feeds, **options):
-            return pipeline.run(lambda feeds: made(*feeds, **options), feeds, key)
-
-        return call
-
-    def pipelined_close(self):
-        pipeline = getattr(self, _ATTRIBUTE, None)
+def leave():
+    """At the end of a program, which makes all of its steps, whether it closes its sessions or not. Returns how many have not ended."""
+    error, left = None, 0
+    for pipeline in list(_pipelines):
         try:
-            if pipeline is not None:
-                pipeline.close()
-        finally:
-            close(self)
-
-    _replace(base, run=pipelined_run, make_callable=pipelined_make_callable, close=pipelined_close)
-    _apply_to_other_runs(base)
-    _apply_to_monitored_sessions()
-
-
-def _replace(kind, **methods):
-    for name, method in methods.items():
-        method.__doc__ = getattr(kind, name).__doc__
-        setattr(kind, name, method)
-
-
-def _apply_to_other_runs(base):
-    """They are never steps."""
-    setup, partial_run, make_callable = base.partial_run_setup, base.partial_run, base._make_callable_from_options
-
-    def pipelined_setup(self, fetches, feeds=None):
-        pipeline = _of(self)
-        return setup(self, fetches, feeds) if pipeline is None else pipeline.run(lambda feeds: setup(self, fetches, feeds), feeds, None)
-
-    def pipelined_partial_run(self, handle, fetches, feed_dict=None):
-        pipeline = _of(self)
-        if pipeline is None:
-            return partial_run(self, handle, fetches, feed_dict)
-        return pipeline.run(lambda feeds: partial_run(self, handle, fetches, feeds), feed_dict, None)
-
-    def pipelined_make_callable(self, callable_options):
-        made, pipeline = make_callable(self, callable_options), _of(self)
-        if pipeline is None:
-            return made
-        return lambda *feeds, **options: pipeline.run(lambda feeds: made(*feeds, **options), feeds, None)
-
-    _replace(base, partial_run_setup=pipelined_setup, partial_run=pipelined_partial_run, _make_callable_from_options=pipelined_make_callable)
-
-
-def _apply_to_monitored_sessions():
-    """They drop what the close() of their session raises, and their hooks see the end before that."""
-    from tensorflow.python.framework import errors
-    from tensorflow.python.training import monitored_session
-
-    base = monitored_session._MonitoredSession
-    leave, close = base.__exit__, base.close
-    ends = (None, errors.OutOfRangeError, StopIteration)  # with which the hooks hear of the end
-
-    def pipelined_exit(self, exception_type, exception, traceback):
-        try:
-            if exception_type in ends:
-                _finish(self)
-        except BaseException as error:  # as if the body had raised it
-            if leave(self, type(error), error, error.__traceback__):
-                return True
-            raise
-        return leave(self, exception_type, exception, traceback)
-
-    def pipelined_close(self):
-        try:
-            _finish(self)
-        except BaseException as error:
-            leave(self, type(error), error, error.__traceback__)
-            raise
-        close(self)
-
-    _replace(base, __exit__=pipelined_exit, close=pipelined_close)
-
-
-def _finish(monitored):
-    """Waits for the steps under way of a MonitoredSession, which recovers from their errors as from those of run()."""
-
-    def finish(context=None):
-        pipeline = getattr(monitored._coordinated_creator.tf_sess, _ATTRIBUTE, None)
-        if pipeline is not None:
-            pipeline.finish()
-
-    session = monitored._tf_sess()
-    if monitored._sess is not None and getattr(session, _ATTRIBUTE, None) is not None:
-        monitored._sess.run_step_fn(finish, session, None)
-
-
-def _finish_at_exit(process):
-    """A program makes all of its steps, whether it closes its sessions or not. What is raised here is printed."""
-    error = None
-    for pipeline in list(_pipelines) if os.getpid() == process else ():  # not after a fork, which has no threads
-        try:
-            left = pipeline.leave()
+            left += pipeline.leave()
         except Exception as one:
             error = error or one
-        else:
-            if left:
-                print(f"starwire: the process ends with {left} steps under way, after {PATIENCE} s", file=sys.stderr)
     if error is not None:
         raise error
-
-
-def _of(session):
-    pipeline = getattr(session, _ATTRIBUTE, False)
-    if pipeline is False:
-        config = getattr(session, "_config", None)
-        depth = config.device_count.get(MARK, 0) if config is not None else 0
-        pipeline = Pipeline(depth) if depth > 0 else None
-        setattr(session, _ATTRIBUTE, pipeline)
-    return pipeline
+    return left
 
 
 class Pipeline:
@@ -372,7 +239,7 @@ def _work(steps):
 
 
 def _parts(fetches):
-    """The values of a structure of fetches, whose names and order are in _key()."""
+    """The values of a structure of fetches, whose names and order are in key_of()."""
     if isinstance(fetches, dict):
         return list(fetches.values())
     return list(fetches) if isinstance(fetches, (list, tuple)) else None
@@ -393,33 +260,33 @@ def _copied(result):
     return type(result)(*copies) if hasattr(result, "_fields") else type(result)(copies)
 
 
-def _has_operation(fetches):
+def has_operation(fetches):
     """Whether it may be a step: what only reads must not return what was there before, and what fills a queue waits there for long."""
     from tensorflow.python.framework import ops
 
     parts = _parts(fetches)
     if parts is None:
         return isinstance(fetches, ops.Operation) and "Queue" not in fetches.type
-    return any(_has_operation(part) for part in parts)
+    return any(has_operation(part) for part in parts)
 
 
-def _key(fetches):
+def key_of(fetches):
     """Equal for the same fetches in the same structure; it keeps them alive, because it compares their identities."""
     parts = _parts(fetches)
     if parts is None:
-        return fetches if isinstance(fetches, str) else _Same(fetches)
-    names = tuple(_Same(name) if not isinstance(name, str) else name for name in fetches) if isinstance(fetches, dict) else ()
-    return (type(fetches), names, tuple(_key(part) for part in parts))
+        return fetches if isinstance(fetches, str) else Same(fetches)
+    names = tuple(Same(name) if not isinstance(name, str) else name for name in fetches) if isinstance(fetches, dict) else ()
+    return (type(fetches), names, tuple(key_of(part) for part in parts))
 
 
-class _Same:
+class Same:
     """Tensors compare element by element, and have no hash."""
 
     def __init__(self, what):
         self._what = what
 
     def __eq__(self, other):
-        return isinstance(other, _Same) and self._what is other._what
+        return isinstance(other, Same) and self._what is other._what
 
     def __hash__(self):
         return id(self._what)

@@ -11,13 +11,12 @@ def setter(task=0):
     return one().train.replica_device_setter(ps_tasks=2, worker_device=f"/job:worker/task:{task}", ps_device="/job:ps")
 
 
-def regression(use_resource, seed=3):
-    """A two-layer model with a partitioned embedding, fully determined by the seed."""
+def regression(use_resource, seed=3, inputs=None):
+    """A two-layer model with a partitioned embedding, fully determined by the seed. `inputs`: ids and numbers; without, they are fed."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    ids = one().placeholder(tf.int64, (16,), name="ids")
-    x = one().placeholder(tf.float32, (16, 8), name="x")
+    ids, x = inputs or (one().placeholder(tf.int64, (16,), name="ids"), one().placeholder(tf.float32, (16, 8), name="x"))
     with one().variable_scope("model", use_resource=use_resource):
         embedding = one().get_variable(
             "embedding", (50, 6), initializer=one().ones_initializer(), partitioner=one().fixed_size_partitioner(2)

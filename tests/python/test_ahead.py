@@ -1,0 +1,255 @@
+"""starwire.config(ahead=1): the same values as one step after the other, from fewer rounds of calls, and no batch is lost."""
+
+import threading
+
+import pytest
+
+from cluster import one, tf, worker_call
+from metrics import star_calls
+from training_job import OPTIMIZERS, batch, regression, setter
+
+BATCHES = 14
+
+
+# In the worker process. -----------------------------------------------------------------------------------------------
+
+
+def dataset(bad=None):
+    """Batches of ids and numbers. Reading number `bad` fails."""
+    import numpy as np
+
+    batches = [batch(number) for number in range(BATCHES)]
+    data = tf.data.Dataset.from_tensor_slices((np.stack([ids for ids, _ in batches]), np.stack([x for _, x in batches]), np.arange(BATCHES)))
+    if bad is None:
+        return data
+    return data.map(lambda ids, x, number: (ids, one().debugging.check_numerics(tf.where(tf.equal(number, bad), x / 0, x), "bad"), number))
+
+
+def model(kind, optimizer, bad=None):
+    """A model that takes its batches from a dataset."""
+    iterator = one().data.make_initializable_iterator(dataset(bad))
+    ids, x, number = iterator.get_next()
+    _, _, loss = regression(kind == "resource", inputs=(tf.reshape(ids % 50, [16]), tf.reshape(x, [16, 8])))
+    return iterator, number, loss, OPTIMIZERS[optimizer]().minimize(loss, global_step=one().train.get_or_create_global_step())
+
+
+def session(target, ahead, depth=0):
+    import starwire
+
+    return one().Session(target, config=starwire.config(ahead=ahead, pipeline=depth))
+
+
+def bits(value):
+    import numpy as np
+
+    return np.asarray(value).tobytes()
+
+
+def until_the_end(sess, fetches, seen):
+    """Runs until no batch is left; what is raised on the way is seen as well."""
+    while True:
+        try:
+            seen.append([bits(one) for one in sess.run(fetches)[1:]])
+        except tf.errors.OutOfRangeError:
+            return seen.append("end")
+        except tf.errors.InvalidArgumentError as error:
+            seen.append("bad" in error.message)
+
+
+def steps(sess, iterator, number, loss, train, seen):
+    until_the_end(sess, [train, loss, number], seen)
+
+
+def epochs(sess, iterator, number, loss, train, seen):
+    for _ in range(3):
+        until_the_end(sess, [train, loss, number], seen)
+        sess.run(iterator.initializer)
+    for _ in range(3):  # in the middle of one
+        seen.append(bits(sess.run([train, loss])[1]))
+    sess.run(iterator.initializer)
+    until_the_end(sess, [train, loss, number], seen)
+
+
+def mixed(sess, iterator, number, loss, train, seen):
+    """Runs of other kinds take batches, change variables, or read them."""
+    kernel = next(v for v in one().global_variables() if "kernel" in v.name)
+    halved, doubled = kernel.assign(kernel * 0.5), number * 2
+    again = [train, loss, number]
+    for _ in range(3):
+        seen.append(bits(sess.run(again)[1]))
+    sess.run(halved.op)
+    for _ in range(2):
+        seen.append(bits(sess.run(again)[1]))
+    seen.append([bits(one) for one in sess.run([loss, number])])  # an evaluation
+    seen.append([bits(one) for one in sess.run([train, loss, number, kernel])[1:]])
+    seen.append(bits(sess.run(kernel)))
+    seen.append([bits(one) for one in sess.run([loss, doubled], {number: 5})])
+    for _ in range(2):
+        seen.append(bits(sess.run(again)[1]))
+    sess.run(halved.op)
+    until_the_end(sess, again, seen)
+
+
+PROGRAMS = {"steps": steps, "epochs": epochs, "mixed": mixed, "bad batch": steps}
+
+
+def results(target, ahead, program, kind, optimizer, depth=0):
+    """What the runs of a program returned, and the variables at its end."""
+    with tf.Graph().as_default():
+        with one().device(setter()):
+            iterator, number, loss, train = model(kind, optimizer, bad=5 if program == "bad batch" else None)
+        before = set(threading.enumerate())
+        with session(target, ahead, depth) as sess:
+            sess.run([one().global_variables_initializer(), iterator.initializer])
+            seen = []
+            PROGRAMS[program](sess, iterator, number, loss, train, seen)
+            variables = sess.run(one().global_variables())
+        for thread in set(threading.enumerate()) - before:
+            if thread.name.startswith("starwire"):
+                thread.join(20)
+                assert not thread.is_alive(), thread
+        return seen, {v.name: bits(value) for v, value in zip(one().global_variables(), variables)}
+
+
+def monitored(target, ahead, directory, depth=0):
+    """A MonitoredTrainingSession with hooks that ask for more in some steps. Returns the losses that a hook saw, and the last checkpoint's count."""
+    import starwire
+
+    class Losses(one().train.SessionRunHook):
+        def __init__(self, loss):
+            self.loss, self.seen = loss, []
+
+        def before_run(self, context):
+            return one().train.SessionRunArgs(self.loss)
+
+        def after_run(self, context, values):
+            self.seen.append(bits(values.results))
+
+    with tf.Graph().as_default():
+        with one().device(setter()):
+            iterator = one().data.make_one_shot_iterator(dataset().repeat())
+            ids, x, _ = iterator.get_next()
+            _, _, loss = regression(True, inputs=(tf.reshape(ids, [16]), tf.reshape(x, [16, 8])))
+            train = one().train.AdagradOptimizer(0.1).minimize(loss, global_step=one().train.get_or_create_global_step())
+            one().summary.scalar("loss", loss)
+        losses = Losses(loss)
+        hooks = [losses, one().train.StopAtStepHook(last_step=25), one().train.NanTensorHook(loss)]
+        with one().train.MonitoredTrainingSession(
+            target, checkpoint_dir=directory, hooks=hooks, save_checkpoint_steps=9, save_summaries_steps=4, save_summaries_secs=None, config=starwire.config(ahead=ahead, pipeline=depth)
+        ) as sess:
+            while not sess.should_stop():
+                sess.run(train)
+    return losses.seen, int(tf.train.load_variable(directory, "global_step"))
+
+
+def sparse_steps(target, ahead, runs):
+    """Runs so many steps of a model with a table."""
+    with tf.Graph().as_default():
+        with one().device(setter()):
+            iterator = one().data.make_one_shot_iterator(dataset().repeat())
+            ids, x, _ = iterator.get_next()
+            _, _, loss = regression(True, inputs=(tf.reshape(ids, [16]), tf.reshape(x, [16, 8])))
+            train = one().train.AdagradOptimizer(0.1).minimize(loss)
+        with session(target, ahead) as sess:
+            sess.run(one().global_variables_initializer())
+            for _ in range(runs):
+                sess.run(train)
+
+
+def unable(target, name):
+    """Runs a step that cannot pull ahead. Returns the count of its runs, and what is logged."""
+    import logging
+
+    lines, handler, logger = [], logging.Handler(), logging.getLogger("tensorflow")
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        with tf.Graph().as_default():
+            with one().device(setter()):
+                iterator = one().data.make_one_shot_iterator(dataset().repeat())
+                ids, _, number = iterator.get_next()
+                ids, fed = tf.reshape(ids, [16]), one().placeholder(tf.float32, [])
+                with one().variable_scope("unable", use_resource=True):
+                    table = one().get_variable("table", (50, 4), initializer=one().zeros_initializer())
+                    count = one().get_variable("count", initializer=tf.constant(0))
+                rows = one().nn.embedding_lookup(table, ids)
+                if name == "an update in a condition":
+                    from tensorflow.python.ops.control_flow_ops import switch
+
+                    with tf.control_dependencies([tf.identity(switch(number, number > -1)[1], name="chosen")]):
+                        given = tf.group(table.scatter_add(tf.IndexedSlices(rows, ids), name="unable/update"))
+                else:
+                    given = {"no rows": number, "fed": tf.reduce_sum(rows) * fed, "no dataset": count.read_value()}[name]
+                step = tf.group(count.assign_add(1), given)
+            with session(target, 1) as sess:
+                sess.run(one().global_variables_initializer())
+                for _ in range(6):
+                    sess.run(step, {fed: 1.0} if name == "fed" else None)
+                return int(sess.run(count)), [line.split("ahead=1: ")[1] for line in lines if "ahead=1: " in line]
+    finally:
+        logger.removeHandler(handler)
+
+
+# Tests. ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["star_server", pytest.param("star_server_lite", marks=pytest.mark.deep), "grpc++"])
+def cluster(request, make_cluster):
+    return make_cluster((("ps", 2), ("worker", 1)), protocol=request.param)
+
+
+@pytest.mark.parametrize("kind", ["resource", "reference"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_same_bits_as_one_after_the_other(cluster, program, kind):
+    optimizer = {"steps": "adam", "epochs": "momentum", "mixed": "adagrad", "bad batch": "sgd"}[program]
+    plain = worker_call(cluster, results, 0, program, kind, optimizer)
+    assert worker_call(cluster, results, 1, program, kind, optimizer) == plain
+    assert plain[0].count("end") == {"steps": 1, "epochs": 4, "mixed": 1, "bad batch": 1}[program]
+    assert (True in plain[0]) == (program == "bad batch")
+
+
+def test_a_monitored_session_with_its_hooks(cluster, tmp_path):
+    plain = worker_call(cluster, monitored, 0, str(tmp_path / "plain"))
+    assert worker_call(cluster, monitored, 1, str(tmp_path / "ahead")) == plain
+    assert plain[1] == 25 and len(plain[0]) == 25
+
+
+def test_a_step_is_a_round_of_calls(cluster):
+    if cluster.protocol == "grpc++":
+        pytest.skip("makes no star calls")
+    made = []
+    for ahead in (0, 1):
+        before = star_calls(cluster)
+        worker_call(cluster, sparse_steps, ahead, 200)
+        made.append((star_calls(cluster) - before) / 200)
+    # Two servers: a pull and a push, or both at once. The counters are a moment late.
+    assert made == pytest.approx([4, 2], rel=0.1)
+
+
+@pytest.mark.parametrize("program", ["epochs", "mixed"])
+def test_overlapping_steps_use_each_batch_once(cluster, program):
+    seen, variables = worker_call(cluster, results, 1, program, "resource", "sgd", depth=2)
+    _, plain = worker_call(cluster, results, 0, program, "resource", "sgd")
+    assert variables["global_step:0"] == plain["global_step:0"]
+
+
+REASONS = {
+    "an update in a condition": ["unable", " updates a variable in a condition or a loop"],
+    "no rows": ["the worker reads no variable on another task whose row it could know before its step begins"],
+    "no dataset": [],
+    "fed": [],
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_cannot_pull_ahead_says_why_and_runs_as_ever(cluster, name):
+    count, reasons = worker_call(cluster, unable, name)
+    assert count == 6
+    assert len(reasons) == (1 if REASONS[name] else 0) and all(words in reasons[0] for words in REASONS[name]), reasons
+
+
+def test_only_one_batch_can_be_ahead():
+    import starwire
+
+    with pytest.raises(ValueError, match="must be 0 or 1, not 2"):
+        starwire.config(ahead=2)
