@@ -2,8 +2,8 @@
 //!
 //! A call that changes something and ends by itself is before or after a flush as a whole, with its entry in the log
 //! of calls: the gate keeps new ones waiting on their reactors until those that run have ended and the changes are
-//! copied. Nobody waits for the disk, unless the state is synchronous: then whoever has changed something is answered
-//! when that is in the folder, and all that wait are written together.
+//! copied. Nobody waits for the disk, unless the state is synchronous, or a flush may be the last one: then whoever has
+//! changed something is answered when that is in the folder, and all that wait are written together.
 
 mod hand_over;
 
@@ -336,6 +336,10 @@ impl State {
                 continue;
             }
             due = Instant::now() + INTERVAL;
+            if stops {
+                // The copy that follows is the last one: of a change that misses it, nobody hears that it was made.
+                self.hands_over.store(true, Ordering::SeqCst);
+            }
             let flushed = self.flush(server, if stops { Flush::Last } else { Flush::Usual });
             fails = flushed.is_err();
             match flushed {

@@ -546,6 +546,34 @@ fn calls_run_while_a_flush_waits_for_one_that_does_not_end() {
 }
 
 #[test]
+fn what_is_answered_while_a_server_stops_is_in_the_folder() {
+    let folder = Folder::new("stopping");
+    let pair = folder.pair();
+    let (kernels, engine) = (pair.ps.seen.kernels.clone(), pair.ps.engine().clone());
+    let stopping = engine.clone();
+    let stop = std::thread::spawn(move || stopping.stop());
+    let (answer, answers) = std::sync::mpsc::channel();
+    // As a graph that TensorFlow runs: it is not in the log of calls, and no flush waits for it.
+    let update = move || {
+        kernels.updates.fetch_add(1, Relaxed);
+        let answer = answer.clone();
+        engine.when_written(Box::new(move |is_written| answer.send(is_written).unwrap()));
+    };
+    while !stop.is_finished() {
+        update();
+    }
+    stop.join().unwrap();
+    update();
+    drop(update);
+    let answers: Vec<bool> = answers.iter().collect();
+    let answered = answers.iter().filter(|is_written| **is_written).count() as u64;
+    assert_eq!(answers.last(), Some(&false), "the server has stopped");
+    drop(pair);
+    let restored = folder.pair().ps.seen.kernels.updates.load(Relaxed);
+    assert!(answered <= restored, "{answered} updates were answered, {restored} are back");
+}
+
+#[test]
 fn a_run_that_waits_does_not_outlive_its_connection() {
     let pair = pair(&[admission::ANY_WAY]);
     pair.register("one", "block, update");
