@@ -265,6 +265,11 @@ impl State {
                 return Ok(None);
             }
             std::thread::park_timeout(if kind != Flush::Usual || self.is_sync() { LEAST_WAIT } else { INTERVAL });
+            if kind == Flush::Usual && self.stops.load(Ordering::Acquire) {
+                // The last flush does not wait for ever, and has to write what was copied early for this one.
+                host.changes_were_lost();
+                return Ok(None);
+            }
         };
         fail_point!("no call that changes something is under way");
         let number = self.begun.fetch_add(1, Ordering::SeqCst);

@@ -32,6 +32,10 @@ pub struct Seen {
     /// Updates that have ended: the only variable, which the state keeps. And what was written of it, by its id there.
     pub updates: AtomicU64,
     pub written: Mutex<Option<(u32, u64)>>,
+    /// Flushes that have begun, those for which no call was under way any more, and those of which nothing was written.
+    pub begun: AtomicU64,
+    pub copied: AtomicU64,
+    pub lost: AtomicU64,
     /// The session "two" was deleted, and the engine has not been told.
     pub two_is_gone: AtomicBool,
 }
@@ -168,6 +172,7 @@ impl StarHost for Kernels {
     }
 
     fn changes(&self, flush: &mut Flush<'_>, early: bool) {
+        if early { &self.0.begun } else { &self.0.copied }.fetch_add(1, Ordering::Relaxed);
         let mut written = self.0.written.lock().unwrap();
         let updates = self.0.updates.load(Ordering::Relaxed);
         if early || written.is_some_and(|(_, before)| before == updates) {
@@ -177,6 +182,10 @@ impl StarHost for Kernels {
         let id = written.map_or_else(new, |(id, _)| id);
         flush.rows(id, 0, &updates.to_le_bytes());
         *written = Some((id, updates));
+    }
+
+    fn changes_were_lost(&self) {
+        self.0.lost.fetch_add(1, Ordering::Relaxed);
     }
 
     fn cancel(&self, run: &Arc<Run>) {

@@ -546,6 +546,26 @@ fn calls_run_while_a_flush_waits_for_one_that_does_not_end() {
 }
 
 #[test]
+fn a_stop_does_not_wait_for_a_flush_that_waits_for_a_call() {
+    let folder = Folder::new("stops");
+    let pair = folder.pair();
+    let kernels = pair.ps.seen.kernels.clone();
+    let begun = || kernels.begun.load(Relaxed);
+    Wire::to(&pair.ps).call("hold, then update", 1, 0);
+    eventually("it runs", || kernels.runs.load(Relaxed) == 1);
+    eventually("a flush that waits for it", || begun() > kernels.copied.load(Relaxed));
+    let before = begun();
+    let engine = pair.ps.engine().clone();
+    let stop = std::thread::spawn(move || engine.stop());
+    eventually("the last flush", || begun() == before + 1);
+    assert_eq!(kernels.lost.load(Relaxed), 1, "what was copied for the first one comes again");
+    kernels.released.store(true, Relaxed);
+    stop.join().unwrap();
+    drop(pair);
+    assert_eq!(folder.pair().ps.seen.kernels.updates.load(Relaxed), 1);
+}
+
+#[test]
 fn what_is_answered_while_a_server_stops_is_in_the_folder() {
     let folder = Folder::new("stopping");
     let pair = folder.pair();
