@@ -344,7 +344,7 @@ typedef struct sw_result {
   struct sw_bytes meta;
   // 1: the peer's answer. 0: starwire itself ended the call (connection lost, cancelled, deadline ...).
   uint32_t from_peer;
-  // 1: the connection was lost. The peer may have run the call.
+  // 1: the connection was lost, or the peer leaves it. It may have run the call.
   uint32_t lost;
 } sw_result;
 

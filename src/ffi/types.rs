@@ -65,7 +65,7 @@ pub struct sw_result {
     pub meta: sw_bytes,
     /// 1: the peer's answer. 0: starwire itself ended the call (connection lost, cancelled, deadline ...).
     pub from_peer: u32,
-    /// 1: the connection was lost. The peer may have run the call.
+    /// 1: the connection was lost, or the peer leaves it. It may have run the call.
     pub lost: u32,
 }
 

@@ -61,7 +61,7 @@ pub enum Outcome<'a> {
         code: i32,
         message: &'a str,
     },
-    /// The connection was lost: the peer may have done what was requested.
+    /// The connection was lost, or the peer leaves it: it may have done what was requested.
     Lost {
         code: i32,
         message: &'a str,
@@ -194,6 +194,12 @@ impl<O: Owner> Events<O> {
     pub fn end(&mut self, op: O::Op, code: i32, message: &str) {
         let message = self.keep(message.as_bytes());
         self.reply_done(op, Ending::Local { code, message });
+    }
+
+    /// A request that the end of the connection ends.
+    pub fn lose(&mut self, op: O::Op, code: i32, message: &str) {
+        let message = self.keep(message.as_bytes());
+        self.reply_done(op, Ending::Lost { code, message });
     }
 
     pub fn is_empty(&self) -> bool {

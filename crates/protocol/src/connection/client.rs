@@ -64,6 +64,13 @@ enum Queue {
     HeavyCall,
 }
 
+/// Which side has said GOODBYE.
+#[derive(Clone, Copy)]
+pub(super) enum Leaves {
+    Own,
+    Peer,
+}
+
 const QUEUES: [Queue; 3] = [Queue::Recv, Queue::Call, Queue::HeavyCall];
 
 struct Request<O: Owner> {
@@ -428,14 +435,18 @@ impl<O: Owner> Connection<O> {
         }
     }
 
-    /// Ends requests that were never sent.
-    pub(super) fn refuse_waiting(&mut self, reason: &str) {
+    /// Ends requests that were never sent: as lost if the peer leaves, like those that were sent, which may be made
+    /// again elsewhere.
+    pub(super) fn refuse_waiting(&mut self, reason: &str, leaves: Leaves) {
         let Side::Client(client) = &mut self.side else { return };
         client.leaving = Some(reason.to_owned());
         for queue in QUEUES {
             while let Some(id) = client.waiting[queue as usize].pop_front() {
                 if let Some(op) = client.remove(id).and_then(|request| request.op) {
-                    self.events.end(op, code::UNAVAILABLE, reason);
+                    match leaves {
+                        Leaves::Own => self.events.end(op, code::UNAVAILABLE, reason),
+                        Leaves::Peer => self.events.lose(op, code::UNAVAILABLE, reason),
+                    }
                 }
             }
         }

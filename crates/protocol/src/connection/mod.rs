@@ -9,7 +9,7 @@ mod server;
 
 use std::time::{Duration, Instant};
 
-use self::client::Client;
+use self::client::{Client, Leaves};
 use self::handshake::refused_before_handshake;
 use self::migration::MigrationState;
 use self::server::Server;
@@ -211,7 +211,7 @@ impl<O: Owner> Connection<O> {
     pub fn goodbye(&mut self, reason: &str) {
         match &mut self.side {
             Side::Server(server) => server.leave(reason),
-            Side::Client(_) => self.refuse_waiting(reason),
+            Side::Client(_) => self.refuse_waiting(reason, Leaves::Own),
         }
         match self.phase {
             Phase::Ready => self.say(|out| put::goodbye(out, reason)),
@@ -423,7 +423,7 @@ impl<O: Owner> Connection<O> {
                 let reason = printable(reason);
                 let task = self.peer.as_ref().map_or("the peer", |peer| &peer.task);
                 let message = format!("{task} is closing the connection: {reason}");
-                self.refuse_waiting(&message);
+                self.refuse_waiting(&message, Leaves::Peer);
                 self.events.goodbye(&reason);
             }
             other => self.common_frame(other, name)?,

@@ -1,7 +1,7 @@
 //! The owner of a connection in tests: keeps what it is told and checks what it can at once.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use starwire_protocol::{CallBuffer, CallHead, Event, Failure, Outcome, Payload, PeerInfo, RecvFrame, ReplyBuffer};
@@ -142,6 +142,8 @@ pub struct Owner {
     pub ready: Option<PeerInfo>,
     pub goodbyes: Vec<String>,
     pub ended: BTreeMap<u64, Ended>,
+    /// Those of them that the end of the connection has ended.
+    pub lost: BTreeSet<u64>,
     pub requests: Vec<Request>,
     /// id, method, tag, peer_gone
     pub cancelled: Vec<(u64, u16, i64, bool)>,
@@ -261,6 +263,9 @@ impl Owner {
             }
             Event::ReplyDone { op, outcome } => {
                 assert!(!op.buffers.ended.replace(true));
+                if matches!(outcome, Outcome::Lost { .. }) {
+                    self.lost.insert(op.id);
+                }
                 let ended = match outcome {
                     Outcome::Ok { meta } => Ended::Ok { meta: meta.to_vec(), parts: op.buffers.parts.borrow().clone() },
                     Outcome::PeerError { code, message, details } => {

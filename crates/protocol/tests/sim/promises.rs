@@ -587,6 +587,29 @@ fn p16_goodbye_refuses_new_requests_and_lets_old_ones_end() {
 }
 
 #[test]
+fn p16_what_waits_to_be_sent_is_lost_when_the_peer_leaves() {
+    let parts = || Some(vec![bytes_of(1, 10_000)]);
+    let waiting = || {
+        let mut pair = limited(|limits| limits.max_call_bytes = 10_000);
+        let (sent, waits) = (pair.call(1, b"", parts(), None), pair.call(1, b"", parts(), None));
+        pair.run();
+        assert!(pair.client.owner.ended.is_empty());
+        (pair, sent, waits)
+    };
+    let (mut pair, sent, waits) = waiting();
+    pair.server.connection.leave("the server was stopped");
+    pair.run();
+    let Ended::Local { code: 14, message } = &pair.client.owner.ended[&waits] else { panic!("it waits on") };
+    assert!(message.contains("the server was stopped") && message.contains("/job:ps/task:0"), "{message}");
+    pair.client.fail(14, "the peer is gone");
+    assert_eq!(pair.client.owner.lost, [sent, waits].into());
+    // This side knows that the call was not sent.
+    let (mut pair, _, waits) = waiting();
+    pair.client.goodbye("no more");
+    assert!(pair.client.owner.ended.contains_key(&waits) && pair.client.owner.lost.is_empty());
+}
+
+#[test]
 fn p17_failure_ends_everything_on_both_sides() {
     let mut pair = Pair::ready();
     let recv = pair.recv(KEY);
