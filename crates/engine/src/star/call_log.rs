@@ -77,7 +77,7 @@ impl CallLog {
         Self { is_complete: false, ..Self::complete() }
     }
 
-    /// A call arrives. `most`: lanes.
+    /// A call arrives. `most`: lanes, unless more of them run.
     pub fn begin(&mut self, call_id: CallId, ticket: Ticket, most: usize) -> Result<Begin, Refused> {
         if let Some(lane) = self.lanes.get_mut(&call_id.lane).filter(|lane| lane.call_id.number >= call_id.number) {
             if lane.call_id.number > call_id.number || lane.call_id.attempt >= call_id.attempt {
@@ -96,8 +96,8 @@ impl CallLog {
         if call_id.number.get() <= self.forgotten || (call_id.attempt > 0 && !self.is_complete) {
             return Err(Refused::MayHaveRun);
         }
-        if self.lanes.len() >= most && !self.lanes.contains_key(&call_id.lane) {
-            self.forget_oldest();
+        if !self.lanes.contains_key(&call_id.lane) {
+            while self.lanes.len() >= most && self.forget_oldest() {}
         }
         self.last = self.last.max(call_id.number.get());
         let old = self.lanes.insert(call_id.lane, Lane { call_id, state: State::Running(None) });
@@ -168,14 +168,16 @@ impl CallLog {
         Some(Self { lanes, last, forgotten, is_complete, bytes })
     }
 
-    /// Calls that run count as well: with more of them than lanes, the oldest are not recognised.
-    fn forget_oldest(&mut self) {
-        let Some((lane, number)) = self.lanes.iter().map(|(at, lane)| (*at, lane.call_id.number)).min_by_key(|l| l.1)
-        else {
-            return;
+    /// False: all calls still run. These stay, however many there are, as the same call may have come again, and
+    /// waits: they are no more than the runs.
+    fn forget_oldest(&mut self) -> bool {
+        let over = self.lanes.iter().filter(|(_, lane)| matches!(lane.state, State::Done(_)));
+        let Some((lane, number)) = over.map(|(at, lane)| (*at, lane.call_id.number)).min_by_key(|l| l.1) else {
+            return false;
         };
         self.bytes -= self.lanes.remove(&lane).map_or(0, |lane| lane.state.bytes());
         self.forgotten = self.forgotten.max(number.get());
+        true
     }
 }
 

@@ -1,6 +1,6 @@
 //! The log against a worker and a network that repeat, delay and lose.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
@@ -109,6 +109,19 @@ fn a_reply_that_is_too_long_is_not_made_up_for() {
     assert_eq!(log.begin(call_id(0, 1, 1), ticket(2), MOST), Err(Refused::MayHaveRun));
 }
 
+#[test]
+fn a_call_that_waits_for_its_run_is_not_forgotten() {
+    let mut log = CallLog::complete();
+    assert_eq!(log.begin(call_id(0, 0, 1), ticket(1), 1), Ok(Begin::Run));
+    assert_eq!(log.begin(call_id(0, 1, 1), ticket(2), 1), Ok(Begin::Waits));
+    assert_eq!(log.begin(call_id(1, 0, 2), ticket(2), 1), Ok(Begin::Run));
+    assert_eq!(end(&mut log, 0, 1), Some(ticket(2)));
+    assert_eq!(end(&mut log, 1, 2), None);
+    assert_eq!(log.begin(call_id(2, 0, 3), ticket(2), 1), Ok(Begin::Run));
+    assert_eq!((log.lanes.len(), log.bytes()), (1, 0), "what is over goes");
+    assert_eq!(log.begin(call_id(1, 1, 2), ticket(3), 1), Err(Refused::MayHaveRun));
+}
+
 #[derive(Clone, Debug)]
 enum Event {
     /// The worker makes a call.
@@ -136,7 +149,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// In any history: no call runs twice, and the worker gets the reply of its own call's run.
+    /// In any history: no call runs twice, and the worker gets an answer, which is the reply of its own call's run.
     #[test]
     fn no_call_runs_twice(events in events()) {
         let mut log = CallLog::complete();
@@ -145,12 +158,14 @@ proptest! {
         let (mut numbers, mut conn) = (0, 1);
         let mut on_their_way: Vec<(CallId, u64)> = Vec::new();
         let mut running: Vec<(CallId, Ticket)> = Vec::new();
-        let mut ran = std::collections::BTreeSet::new();
+        let mut ran = BTreeSet::new();
+        // Calls of the worker that wait for a run, by lane; the most that have run at a time.
+        let (mut waiting, mut peak) = (BTreeSet::new(), 0);
         for event in events {
             match event {
                 Event::Call => {
                     let lane = (0..).find(|lane| !flying.contains_key(lane)).unwrap();
-                    if flying.len() < MOST {
+                    if flying.len() < 2 * MOST {
                         numbers += 1;
                         flying.insert(lane, call_id(lane, 0, numbers));
                         on_their_way.push((flying[&lane], conn));
@@ -158,6 +173,7 @@ proptest! {
                 }
                 Event::Lose => {
                     conn += 1;
+                    waiting.clear();
                     for call_id in flying.values_mut() {
                         call_id.attempt += 1;
                         on_their_way.push((*call_id, conn));
@@ -171,7 +187,12 @@ proptest! {
                             prop_assert!(ran.insert(call_id.number), "{call_id:?} runs twice");
                             running.push((call_id, ticket(from)));
                         }
-                        Ok(Begin::Waits) => prop_assert!(running.iter().any(|(run, _)| run.number == call_id.number)),
+                        Ok(Begin::Waits) => {
+                            prop_assert!(running.iter().any(|(run, _)| run.number == call_id.number));
+                            if awaited {
+                                waiting.insert(call_id.lane);
+                            }
+                        }
                         Ok(Begin::Repeat(kept)) => {
                             prop_assert_eq!(kept, reply(call_id.number.get()));
                             if awaited {
@@ -193,13 +214,21 @@ proptest! {
                     // Only the connection that the worker has now leads to it.
                     if to.conn == conn && flying.get(&run.lane).is_some_and(|call_id| call_id.number == run.number) {
                         flying.remove(&run.lane);
+                        waiting.remove(&run.lane);
                     }
+                    let hangs = waiting.contains(&run.lane)
+                        && flying.get(&run.lane).is_some_and(|call_id| call_id.number == run.number);
+                    prop_assert!(!hangs, "nobody answers {run:?}");
                 }
                 // Without a connection for long: nothing is on its way.
-                Event::Forget if on_their_way.is_empty() => log.forget(),
+                Event::Forget if on_their_way.is_empty() => {
+                    log.forget();
+                    waiting.clear();
+                }
                 _ => {}
             }
-            prop_assert!(log.lanes.len() <= MOST);
+            peak = peak.max(running.len());
+            prop_assert!(log.lanes.len() <= MOST.max(peak));
         }
     }
 }
