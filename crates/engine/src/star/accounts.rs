@@ -15,6 +15,9 @@ use starwire_state::codec::{Reader, put_bytes, put_u64};
 const GRACE: Duration = Duration::from_secs(60);
 /// So many processes without a connection are known.
 const MOST_GONE: usize = 4096;
+/// After so long without a connection, a process repeats none of its calls: these wait for a connection for an hour at
+/// most (STARWIRE_RECOVER_S).
+const LONG_GONE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// One incarnation of a task, with all its connections.
 type Identity = (String, u64);
@@ -48,8 +51,8 @@ pub struct Accounts {
 #[derive(Default)]
 struct Known {
     entries: HashMap<Identity, Entry>,
-    /// Some were dropped.
-    is_incomplete: bool,
+    /// Some were dropped that might come back, the last ones then.
+    dropped: Option<Instant>,
 }
 
 impl Accounts {
@@ -57,9 +60,9 @@ impl Accounts {
     pub fn came(&self, name: &str, incarnation: u64, now: Instant) -> Arc<Account> {
         let mut known = self.known();
         known.tidy(now);
-        let Known { entries, is_incomplete } = &mut *known;
+        let Known { entries, dropped } = &mut *known;
         let entry = entries.entry((name.to_owned(), incarnation)).or_insert_with(|| {
-            let log = if *is_incomplete { CallLog::incomplete() } else { CallLog::complete() };
+            let log = if dropped.is_some() { CallLog::incomplete() } else { CallLog::complete() };
             self.entry((name.to_owned(), incarnation), log)
         });
         entry.connections += 1;
@@ -89,7 +92,7 @@ impl Accounts {
     pub fn save(&self) -> Vec<u8> {
         let known = self.known();
         let mut out = Vec::new();
-        put_u64(&mut out, known.is_incomplete.into());
+        put_u64(&mut out, known.dropped.is_some().into());
         let mut entries: Vec<_> = known.entries.iter().collect();
         entries.sort_unstable_by_key(|(identity, _)| *identity);
         put_u64(&mut out, entries.len() as u64);
@@ -105,7 +108,7 @@ impl Accounts {
     pub fn load(&self, saved: &[u8], now: Instant) -> Option<()> {
         let mut saved = Reader(saved);
         let mut known = self.known();
-        known.is_incomplete = saved.u64()? != 0;
+        known.dropped = (saved.u64()? != 0).then_some(now);
         for _ in 0..saved.count(48)? {
             let identity = (String::from_utf8(saved.bytes()?.to_vec()).ok()?, saved.u64()?);
             let entry = Entry { gone: Some(now), ..self.entry(identity.clone(), CallLog::load(&mut saved)?) };
@@ -120,8 +123,18 @@ impl Accounts {
 }
 
 impl Known {
-    /// Forgets the replies of processes that have been gone for too long, and whole processes if there are very many.
+    /// Forgets the replies of processes that have been gone for too long, and whole processes if that is longer, or if
+    /// there are very many.
     fn tidy(&mut self, now: Instant) {
+        let is_long_ago = |at: Instant| at + LONG_GONE <= now;
+        self.entries.retain(|_, entry| {
+            let stays = !entry.gone.is_some_and(is_long_ago);
+            if !stays {
+                entry.account.change_log(CallLog::forget);
+            }
+            stays
+        });
+        self.dropped = self.dropped.filter(|at| !is_long_ago(*at));
         let mut gone = Vec::new();
         for (identity, entry) in &self.entries {
             let Some(at) = entry.gone else { continue };
@@ -138,7 +151,7 @@ impl Known {
             for entry in dropped.iter().filter_map(|identity| self.entries.remove(identity)) {
                 entry.account.change_log(CallLog::forget);
             }
-            self.is_incomplete = true;
+            self.dropped = Some(now);
         }
     }
 }
@@ -298,6 +311,42 @@ mod tests {
         assert_eq!(again(0), Err(Refused::MayHaveRun));
         assert_eq!(again(MOST_GONE as u64), Ok(Begin::Waits));
         assert_eq!(accounts.known().entries.len(), MOST_GONE / 2 + 2);
+    }
+
+    #[test]
+    fn of_processes_that_went_long_ago_nothing_is_left() {
+        let call_id = |attempt| CallId { lane: 0, attempt, number: NonZeroU64::MIN };
+        let (accounts, start) = (Accounts::default(), Instant::now());
+        let ticket = Ticket { conn: 1, id: 1 };
+        let hour = |hours| start + Duration::from_secs(60 * 60) * hours;
+        let fleet = || {
+            for number in 0..=MOST_GONE as u32 {
+                accounts.gone(&accounts.came("worker", number.into(), hour(number)), hour(number));
+            }
+        };
+        let repeats = |number: u32, at| {
+            let account = accounts.came("worker", number.into(), at);
+            let begun = account.log().begin(call_id(1), ticket, 9);
+            accounts.gone(&account, at);
+            begun
+        };
+        // A process each hour.
+        fleet();
+        assert_eq!(accounts.known().entries.len(), 24);
+        assert_eq!(repeats(10_000, hour(5000)), Ok(Begin::Run), "it is new");
+        // So many within a day that some are forgotten, which may come back in the next one only.
+        for number in 0..=MOST_GONE as u64 {
+            accounts.gone(&accounts.came("other", number, hour(6000)), hour(6000));
+        }
+        assert_eq!(repeats(10_001, hour(6023)), Err(Refused::MayHaveRun));
+        let restarted = Accounts::default();
+        restarted.load(&accounts.save(), hour(6023)).unwrap();
+        for (accounts, hours) in [(&accounts, 6024), (&restarted, 6047)] {
+            let again =
+                |number, hours| accounts.came("another", number, hour(hours)).log().begin(call_id(1), ticket, 9);
+            assert_eq!(again(1, hours - 1), Err(Refused::MayHaveRun));
+            assert_eq!(again(2, hours), Ok(Begin::Run));
+        }
     }
 
     #[test]
