@@ -1,5 +1,6 @@
 #include "cc/star/client.h"
 
+#include <iterator>
 #include <utility>
 
 #include "cc/base/completion_batch.h"
@@ -35,7 +36,10 @@ struct Nobody {
 
 void StarStep::Keeps(const std::string& task, const std::shared_ptr<Channel>& channel, const std::string& session) {
   std::lock_guard<std::mutex> lock(mu_);
-  servers_[task] = {channel, session};
+  Server& server = servers_[task];
+  server.channel = channel;
+  server.session = session;
+  ++server.calls;
 }
 
 void StarStep::Freed(const std::string& task) {
@@ -48,9 +52,11 @@ void StarStep::Ended(const std::string& task) {
   {
     std::lock_guard<std::mutex> lock(mu_);
     const auto found = servers_.find(task);
-    if (!was_aborted_ || found == servers_.end()) return;
+    if (found == servers_.end()) return;
+    --found->second.calls;
+    if (!was_aborted_) return;
     late.insert(*found);
-    servers_.erase(found);
+    if (found->second.calls <= 0) servers_.erase(found);
   }
   Free(late);
 }
@@ -60,7 +66,11 @@ void StarStep::Aborted() {
   {
     std::lock_guard<std::mutex> lock(mu_);
     was_aborted_ = true;
-    servers.swap(servers_);
+    servers = servers_;
+    // What frees the slots may overtake a call on its way to the server: it is sent again when the call has ended.
+    for (auto it = servers_.begin(); it != servers_.end();) {
+      it = it->second.calls <= 0 ? servers_.erase(it) : std::next(it);
+    }
   }
   Free(servers);
 }
@@ -133,8 +143,9 @@ void StarClient::Call() {
     Finish(status);
     return;
   }
-  if (!callee_->keeps.empty() && where_.step != nullptr) {
+  if (!callee_->keeps.empty() && where_.step != nullptr && !keeps_) {
     where_.step->Keeps(callee_->task, where_.channel, where_.session);
+    keeps_ = true;
   }
   cargo_ = std::make_unique<ValueDecoder>();
   taken_ = false;
@@ -322,7 +333,7 @@ void StarClient::Finish(const Status& outcome) {
     // TensorFlow's executor does not know yet that the step is cancelled, while it cancels.
     status = Named(*callee_, cancelled ? AfterCancellation(status) : status);
   }
-  if (!callee_->keeps.empty() && where_.step != nullptr) where_.step->Ended(callee_->task);
+  if (keeps_) where_.step->Ended(callee_->task);
   const Done done = std::move(done_);
   Unref();
   done(status, std::move(fetches), stats);

@@ -32,7 +32,7 @@ class StarStep : public StepState {
   StarStep(const StarStep&) = delete;
   StarStep& operator=(const StarStep&) = delete;
 
-  // Before a call that keeps values.
+  // Before a call that keeps values: once for each Ended().
   void Keeps(const std::string& task, const std::shared_ptr<Channel>& channel, const std::string& session);
   // The server has freed the slots.
   void Freed(const std::string& task);
@@ -43,6 +43,7 @@ class StarStep : public StepState {
   struct Server {
     std::shared_ptr<Channel> channel;
     std::string session;
+    int calls = 0;  // on their way
   };
   using Servers = std::map<std::string, Server>;
   void Free(const Servers& servers) const;
@@ -128,6 +129,7 @@ class StarClient : public tensorflow::core::RefCounted {
   std::unique_ptr<ValueDecoder> cargo_;
   bool taken_ = false;  // OnAlloc was called: not so for a reply without payload
   Status refused_;      // its result
+  bool keeps_ = false;  // the step knows that the call keeps values
   int registrations_ = 0;
   int sessions_ = 0;  // how often the session was created again
   uint32_t lane_ = 0;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "cc/star/client.h"
 #include "tensorflow/core/framework/step_stats.pb.h"
 #include "tests/cc/shim/star_rig.h"
 
@@ -167,6 +168,24 @@ TEST_F(StarServiceTest, ValuesStayForLaterCalls) {
   channel_.reset();
   worker_->engine->Stop();
   ps_->ExpectMetric("slots", 0);
+}
+
+TEST_F(StarServiceTest, WhatFreesTheSlotsOfAnAbortedStepMayOvertakeItsCalls) {
+  Plan plan;
+  plan.Arg(0, "x");
+  plan.Retval(0, "x");
+  const std::string bytes = plan.bytes();
+  StarCall keep = Head("one", bytes, 11);
+  keep.keeps = {{0, 5, 0}};
+  StarStep step(11);
+  for (int call = 0; call < 2; ++call) step.Keeps(kPs, channel_, "one");
+  step.Aborted();
+  for (int call = 0; call < 2; ++call) {
+    ASSERT_TRUE(Do(keep, bytes, {Floats({3})}).status.ok());
+    ps_->ExpectMetric("slots", 1);
+    step.Ended(kPs);
+    ps_->ExpectMetric("slots", 0);
+  }
 }
 
 TEST_F(StarServiceTest, LimitsNameThePeer) {
