@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap};
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::api::Host;
@@ -21,15 +21,22 @@ pub struct ChannelShared {
     shard: usize,
     peer: Arc<Peer>,
     lanes: Arc<Mutex<Lanes>>,
+    numbers: Arc<Numbers>,
     next_id: AtomicU64,
 }
 
-/// Numbers the star calls to a task, and lends each a lane ([`starwire_protocol::star::CallId`]).
+/// Lends each star call to a task a lane ([`starwire_protocol::star::CallId`]).
 #[derive(Default)]
 struct Lanes {
     free: BinaryHeap<Reverse<u32>>,
-    next: u32,
-    number: u64,
+}
+
+/// Numbers the star calls of an engine, and the lanes. A server knows a process by its own name, not by the one that it
+/// has for the server, which differs between sessions: no two tasks have the same lane, no two calls the same number.
+#[derive(Default)]
+struct Numbers {
+    lanes: AtomicU32,
+    calls: AtomicU64,
 }
 
 /// The channels of an engine.
@@ -40,6 +47,7 @@ pub struct Channels {
     next: u32,
     /// By task, whatever its address.
     lanes: HashMap<String, Arc<Mutex<Lanes>>>,
+    numbers: Arc<Numbers>,
     /// Of the channels to tasks that have joined: address by task. It stays when the task leaves, which may come back.
     reached: HashMap<String, String>,
 }
@@ -54,9 +62,10 @@ impl Channels {
                 self.next = number.checked_add(1).ok_or(EngineError::TooMany)?;
                 let shard = number as usize % shared.config.reactors;
                 let lanes = self.lanes.entry(peer.task.clone()).or_default().clone();
+                let numbers = self.numbers.clone();
                 let (peer, next_id) = (Arc::new(peer), AtomicU64::new(1));
                 shared.send(shard, Command::OpenChannel { channel: number, peer: peer.clone() });
-                place.insert(Arc::new(ChannelShared { number, shard, peer, lanes, next_id })).clone()
+                place.insert(Arc::new(ChannelShared { number, shard, peer, lanes, numbers, next_id })).clone()
             }
         };
         Ok(Channel::new(shared.clone(), channel))
@@ -125,16 +134,13 @@ impl<H: Host> Channel<H> {
 
     /// Takes the lowest free lane for a star call. Returns it with the call's number.
     pub fn take_lane(&self) -> (u32, NonZeroU64) {
+        let Numbers { lanes: all, calls } = &*self.channel.numbers;
         let mut lanes = self.channel.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.number += 1;
-        let lane = lanes.free.pop().map_or_else(
-            || {
-                lanes.next += 1;
-                lanes.next - 1
-            },
-            |Reverse(lane)| lane,
-        );
-        (lane, NonZeroU64::new(lanes.number).unwrap_or(NonZeroU64::MAX))
+        let new = || all.fetch_add(1, Ordering::Relaxed);
+        let lane = lanes.free.pop().map_or_else(new, |Reverse(lane)| lane);
+        // Under the lock: the numbers of a lane count up.
+        let number = calls.fetch_add(1, Ordering::Relaxed) + 1;
+        (lane, NonZeroU64::new(number).unwrap_or(NonZeroU64::MAX))
     }
 
     /// Nobody waits for the lane's call any more.

@@ -1,5 +1,6 @@
 //! Star calls over real connections, to kernels without TensorFlow.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::net::TcpStream;
@@ -330,6 +331,30 @@ fn a_call_that_comes_again_over_another_connection_runs_once() {
     wire.call("read", 4, 1);
     wire.gets_its_table();
     assert_eq!(kernels.runs.load(Relaxed), 5);
+}
+
+#[test]
+fn sessions_with_other_names_for_a_server_have_calls_of_their_own() {
+    let mut pair = pair(&[]);
+    assert_eq!(pair.register("one", "update").code, 0);
+    let other_name = "/job:there/replica:0/task:0";
+    pair._worker.knows(other_name, &pair.ps);
+    let other = pair._worker.channel(other_name);
+    let mut taken = HashSet::new();
+    for table in ["first", "second"] {
+        for channel in [pair.channel.clone(), other.clone()] {
+            let (lane, number) = channel.take_lane();
+            assert!(taken.insert((lane, number)), "{lane} {number}");
+            pair.channel = channel;
+            let call_id = Some(CallId { lane, attempt: 0, number });
+            assert_eq!(self::table(&pair.call(&CallHead { call_id, ..head("one", "update", 1) }, table)), table);
+            // A repeat is recognised while the other name's calls go on.
+            let call_id = Some(CallId { lane, attempt: 1, number });
+            assert_eq!(self::table(&pair.call(&CallHead { call_id, ..head("one", "update", 1) }, "again")), table);
+            pair.channel.give_lane(lane);
+        }
+    }
+    assert_eq!(pair.ps.seen.kernels.runs.load(Relaxed), 4);
 }
 
 /// A folder that is removed at the end, and a copy of it: what a server finds that was killed then.
