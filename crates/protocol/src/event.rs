@@ -329,17 +329,47 @@ mod tests {
     #[test]
     fn a_few_events_need_no_new_memory() {
         let mut events = Events::<Nothing>::new();
-        let mut capacity = None;
+        let mut memory = None;
         for _ in 0..3 {
             (0..256).for_each(|_| events.end(Op([0; 20]), 1, "message"));
             while events.poll(None).is_some() {}
-            let now = (events.queue.capacity(), events.ops.capacity(), events.bytes.capacity());
-            assert_eq!(*capacity.get_or_insert(now), now);
+            assert!(events.queue.capacity() >= 256 && events.ops.capacity() >= 256);
+            assert!(events.bytes.capacity() >= 256 * "message".len());
+            let now = (events.queue.as_ptr(), events.ops.as_ptr(), events.bytes.as_ptr());
+            assert_eq!(*memory.get_or_insert(now), now);
         }
     }
 
     #[test]
     fn a_queued_event_is_small() {
         assert!(size_of::<Queued>() <= 48);
+    }
+
+    #[test]
+    fn memory_is_kept_up_to_a_limit() {
+        for (count, bytes, is_kept) in [
+            (EVENTS_KEPT, 0, true),
+            (EVENTS_KEPT + 1, 0, false),
+            (1, 1000, true),
+            (1, BYTES_KEPT, true),
+            (1, BYTES_KEPT + 1, false),
+        ] {
+            let mut events = Events::<Nothing>::new();
+            events.key_defined(0, &vec![7u8; bytes]);
+            (1..count).for_each(|_| events.keys_forgotten());
+            while events.poll(None).is_some() {}
+            assert_eq!(events.queue.capacity() != 0, is_kept, "{count} events, {bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn what_was_not_polled_is_not_released() {
+        let mut events = Events::<Nothing>::new();
+        assert!(events.is_empty());
+        events.keys_forgotten();
+        assert!(!events.is_empty());
+        events.slim();
+        assert!(matches!(events.poll(None), Some(Event::KeysForgotten)));
+        assert!(events.is_empty());
     }
 }

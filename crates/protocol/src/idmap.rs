@@ -50,3 +50,22 @@ impl Hasher for IdHasher {
         self.state
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The two halves of the product of the multiplier and `id ^ state ^ add`, one xor the other.
+    #[test]
+    fn a_hash_mixes_all_ids_and_its_seed() {
+        let seed = IdHash { add: 0x0123_4567_89ab_cdef, multiply: 0xfedc_ba98_7654_3211 };
+        let mut hasher = seed.build_hasher();
+        hasher.write_u64(0x1122_3344_5566_7788);
+        assert_eq!(hasher.finish(), 0x953f_e435_cfdd_7d50);
+        hasher.write_u64(0x99aa_bbcc_ddee_ff00);
+        assert_eq!(hasher.finish(), 0x6534_a1f6_f120_ca5e);
+        let mut hasher = seed.build_hasher();
+        hasher.write(&[7, 9]);
+        assert_eq!(hasher.finish(), 0x9178_a4ef_a904_2580);
+    }
+}

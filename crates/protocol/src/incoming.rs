@@ -416,20 +416,66 @@ mod tests {
         sections
     }
 
+    /// Blocks with control sections of these lengths.
+    fn stream(controls: &[usize]) -> Vec<u8> {
+        let mut stream = Vec::new();
+        for (sequence, control) in controls.iter().enumerate() {
+            let mut one = vec![0; HEADER + control];
+            block::seal(&mut one, 0, sequence as u64, None);
+            stream.extend(one);
+        }
+        stream
+    }
+
     #[test]
     fn between_two_blocks_a_connection_keeps_little() {
         let mut incoming = Incoming::new(IdHash::new(), true);
-        let mut stream = Vec::new();
-        for (sequence, control) in [(0, 8), (1, 300_000), (2, 5000), (3, 300_000)] {
-            let mut one = vec![0; HEADER + control];
-            block::seal(&mut one, 0, sequence, None);
-            stream.extend(one);
-        }
+        let stream = stream(&[8, 300_000, 5000, 300_000]);
         let (first, rest) = stream.split_at(HEADER + 8 + 100_000);
         assert_eq!(feed(&mut incoming, first), 1);
         assert!(incoming.scratch.len() > 100_000, "half of a block is kept");
         assert_eq!(feed(&mut incoming, rest), 3);
         incoming.plan(&mut Vec::new());
         assert!(incoming.scratch.len() <= SCRATCH_KEPT, "{} bytes are kept", incoming.scratch.len());
+    }
+
+    #[test]
+    fn a_stream_whose_reads_end_within_blocks_needs_no_more_memory() {
+        let mut incoming = Incoming::new(IdHash::new(), true);
+        let stream = stream(&[8; 2000]);
+        assert_eq!(feed(&mut incoming, &stream[..stream.len() - 16]), 1999);
+        assert_eq!(incoming.scratch.len(), FIRST_READ);
+    }
+
+    #[test]
+    fn a_buffer_that_is_just_small_enough_is_kept() {
+        let mut incoming = Incoming::new(IdHash::new(), true);
+        assert_eq!(feed(&mut incoming, &stream(&[3000])), 1);
+        incoming.plan(&mut Vec::new());
+        assert_eq!(incoming.scratch.len(), SCRATCH_KEPT);
+    }
+
+    #[test]
+    fn a_buffer_that_became_too_small_is_left_to_others_if_it_is_large() {
+        while !spare::take_in(0).is_empty() {}
+        for (control, left) in [(3000, 0), (5000, 8192)] {
+            let mut incoming = Incoming::new(IdHash::new(), true);
+            assert_eq!(feed(&mut incoming, &stream(&[control, 300_000])), 2);
+            assert_eq!(spare::take_in(0).len(), left);
+        }
+    }
+
+    #[test]
+    fn the_rest_of_a_section_is_read_at_once_and_nothing_behind_it() {
+        let mut incoming = Incoming::new(IdHash::new(), true);
+        let mut one = vec![0; HEADER + 5000];
+        block::seal(&mut one, 100, 0, None);
+        let mut targets = Vec::new();
+        incoming.plan(&mut targets);
+        incoming.scratch_mut(0, FIRST_READ).copy_from_slice(&one[..FIRST_READ]);
+        incoming.arrived(FIRST_READ).unwrap();
+        assert!(matches!(incoming.step(1 << 20), Ok(Parsed::Wait)));
+        incoming.plan(&mut targets);
+        assert_eq!(targets, [Target::Scratch { offset: FIRST_READ, len: HEADER + 5000 - FIRST_READ }]);
     }
 }

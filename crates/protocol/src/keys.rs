@@ -130,4 +130,23 @@ mod tests {
         receiver.define(1, b"012345678", 2, 10).expect("second key");
         assert!(matches!(receiver.define(2, b"", 2, 10), Err(ProtocolError::Window { .. })));
     }
+
+    #[test]
+    fn a_sender_uses_all_of_its_table() {
+        let mut sender = KeySender::default();
+        assert_eq!(sender.intern(b"aaaa", 10, 8), Interned::New { key: 0, forget: false });
+        assert_eq!(sender.intern(b"bbbb", 10, 8), Interned::New { key: 1, forget: false });
+        assert_eq!(sender.intern(b"aaaa", 10, 8), Interned::Known { key: 0 });
+        assert_eq!(sender.intern(b"c", 10, 8), Interned::New { key: 0, forget: true });
+    }
+
+    /// The CRC32C of "123456789" is 0xe3069283.
+    #[test]
+    fn prefixes_are_hashed_by_their_checksum() {
+        let mut hasher = PrefixHasher::default();
+        hasher.write_usize(9);
+        hasher.write(b"12345");
+        hasher.write(b"6789");
+        assert_eq!(hasher.finish(), 0xf007_1c4a_255f_78bf);
+    }
 }

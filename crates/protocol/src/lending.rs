@@ -98,3 +98,56 @@ impl<P: Payload> Lender<P> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Addressed;
+
+    impl Payload for Addressed {
+        fn part_count(&self) -> usize {
+            1
+        }
+        fn part_len(&self, _part: usize) -> u64 {
+            LEND_MIN
+        }
+        fn copy_part(&self, _part: usize, _out: &mut Vec<u8>) {}
+        fn address(&self, _part: usize, offset: u64) -> Option<u64> {
+            Some(4096 + offset)
+        }
+    }
+
+    struct Elsewhere;
+
+    impl Payload for Elsewhere {
+        fn part_count(&self) -> usize {
+            1
+        }
+        fn part_len(&self, _part: usize) -> u64 {
+            LEND_MIN
+        }
+        fn copy_part(&self, _part: usize, _out: &mut Vec<u8>) {}
+    }
+
+    fn lends<P: Payload>(payload: P, bulk: u64, room: usize) -> bool {
+        let mut lender = Lender::<P>::new();
+        lender.set_witness(Witness { address: 1, value: 2 });
+        assert!(!lender.is_allowed());
+        lender.taken(0).unwrap();
+        assert!(lender.is_allowed() && lender.is_empty());
+        let part = Segment::Part { payload: Rc::new(payload), part: 0, offset: 0, len: bulk };
+        let (mut control, mut out) = (Vec::new(), vec![Segment::Control(Vec::new()), part]);
+        let lends = lender.lend(&mut control, &mut out, 1, bulk, room);
+        assert_eq!((!lender.is_empty(), out.len() == 1, !control.is_empty()), (lends, lends, lends));
+        lends
+    }
+
+    #[test]
+    fn a_block_is_lent_if_it_is_large_and_can_be_announced() {
+        let room = put::lend_len(1);
+        assert!(lends(Addressed, LEND_MIN, room) && lends(Addressed, LEND_MIN, room + 1));
+        assert!(!lends(Addressed, LEND_MIN - 1, room) && !lends(Addressed, LEND_MIN, room - 1));
+        assert!(!lends(Elsewhere, LEND_MIN, room));
+    }
+}

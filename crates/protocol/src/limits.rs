@@ -129,3 +129,16 @@ impl Limits {
             && self.max_payload >= 1
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_every_limit() {
+        let table = markdown_table();
+        let start = "| name | value | of |\n|---|---|---|\n| `HEADER` | 32 | bytes of a block's header |\n";
+        assert!(table.starts_with(start), "{table}");
+        assert_eq!(table.lines().count(), 2 + LIMITS.len());
+    }
+}

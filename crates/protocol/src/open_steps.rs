@@ -73,4 +73,12 @@ mod tests {
             assert!(open.steps.is_empty());
         }
     }
+
+    #[test]
+    fn all_steps_can_be_forgotten() {
+        let mut open = OpenSteps::default();
+        (0..MAX_OPEN_STEPS as i64).for_each(|step| assert!(open.enter(step)));
+        open.clear();
+        assert!(open.steps.is_empty() && open.enter(-1));
+    }
 }

@@ -504,3 +504,7 @@ impl<P: Payload> Filling<'_, P> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "outgoing_tests.rs"]
+mod tests;

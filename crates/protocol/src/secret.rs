@@ -142,5 +142,6 @@ mod tests {
             block[at] ^= 1;
         }
         assert!(!key.verify(&block[..40]) && !key.verify(&[]));
+        assert!(!key.verify(&block[..20]), "no room for a header");
     }
 }

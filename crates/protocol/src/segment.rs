@@ -40,3 +40,17 @@ impl<P> Segment<P> {
         self.len() == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_is_as_long_as_its_bytes() {
+        let control = |bytes: &[u8]| Segment::<()>::Control(bytes.to_vec());
+        assert_eq!((control(b"abc").len(), control(b"abc").is_empty()), (3, false));
+        assert_eq!((control(b"").len(), control(b"").is_empty()), (0, true));
+        let part = Segment::Part { payload: Rc::new(()), part: 1, offset: 2, len: 5 };
+        assert_eq!((part.len(), part.is_empty()), (5, false));
+    }
+}

@@ -77,4 +77,12 @@ mod tests {
             assert_eq!(sniff(other), Sniff::Garbage, "{other:?}");
         }
     }
+
+    #[test]
+    fn what_came_instead_is_named() {
+        let all = [Sniff::Starwire, Sniff::Http2, Sniff::Http1, Sniff::NeedMore, Sniff::Garbage];
+        let names = all.map(|sniff| sniff.to_string());
+        assert_eq!(names, ["starwire", "HTTP/2", "HTTP/1", "too few bytes to tell", "unknown protocol"]);
+        assert!(Sniff::Tls.to_string().contains("STARWIRE_TLS_CERT"));
+    }
 }

@@ -102,6 +102,38 @@ fn heads_that_do_not_fit_are_not_written() {
     assert!(EndHead { step: 0, session: &long }.write(&mut Vec::new()).is_err());
 }
 
+#[test]
+fn a_plan_is_named_by_its_sha_256() {
+    let hash = plan_hash(b"abc");
+    assert_eq!((&hash[..4], &hash[28..]), (&[0xba, 0x78, 0x16, 0xbf][..], &[0xf2, 0x00, 0x15, 0xad][..]));
+}
+
+#[test]
+fn session_handles_are_complete_and_have_a_limit() {
+    let handle = vec![b'h'; MAX_SESSION];
+    let mut meta = Vec::new();
+    EndHead { step: 1, session: &handle }.write(&mut meta).unwrap();
+    assert_eq!(EndHead::read(&meta), Ok(EndHead { step: 1, session: &handle }));
+    // One byte more than allowed; it is there.
+    meta.push(b'h');
+    meta[2..4].copy_from_slice(&(MAX_SESSION as u16 + 1).to_le_bytes());
+    let why = |meta: &[u8]| EndHead::read(meta).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(why(&meta), "starwire: malformed step end: a session handle of 4097 bytes");
+    let mut cut = Vec::new();
+    EndHead { step: 1, session: b"abc" }.write(&mut cut).unwrap();
+    cut.pop();
+    assert_eq!(why(&cut), "starwire: malformed step end: a session handle of 3 bytes");
+}
+
+#[test]
+fn a_call_may_keep_thousands_of_values() {
+    let keeps = vec![Keep { fetch: 0, slot: 0, flags: 0 }; 2000];
+    let call = CallHead { flags: 0, step: 0, incarnation: 0, plan: [0; 32], call_id: None, session: b"", keeps };
+    let mut meta = Vec::new();
+    call.write(&mut meta).unwrap();
+    assert_eq!(CallHead::read(&meta), Ok((call, 80 + 2000 * 12)));
+}
+
 proptest! {
     /// Whatever is accepted is written the same way again.
     #[test]

@@ -210,6 +210,7 @@ mod tests {
             &head(5, 0, 0),
             &[&head(5, 1, 1)[..], b"12345"].concat(),
             &head(6, 0, 0),
+            &[&head(3, 1, 0)[..], b"a"].concat(),
             &head(0, 0, 0)[..23],
             &[&head(2, 1, 2)[..], b"x"].concat(),
             &take(b""),
@@ -225,6 +226,11 @@ mod tests {
         for wrong in [&head(1, 1 << 32, 0)[..], &head(8, 0, 0), b"", &[&head(2, 0, 0)[..], b"x"].concat()] {
             assert_eq!(StateReply::read(wrong), Err(MalformedState), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn the_checksum_is_crc32c() {
+        assert_eq!(checksum(b"123456789"), 0xe306_9283);
     }
 
     proptest! {

@@ -4,6 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::limits::MAX_INLINE;
 use crate::owner::Payload;
 
 struct Lengths(Vec<u64>);
@@ -178,6 +179,64 @@ fn assert_same(frame: Frame<'_>, sent: &Sent) {
             assert!(r.as_bytes().starts_with(reason) && (reason.len() == r.len() || r.len() > MAX_REASON));
         }
         (frame, sent) => panic!("{frame:?} is not {sent:?}"),
+    }
+}
+
+#[test]
+fn a_loan_is_as_long_as_was_said() {
+    for count in [1, 2, 5, 512] {
+        let mut out = Vec::new();
+        put::lend(&mut out, Witness { address: 1, value: 2 }, &vec![(3, 4); count]);
+        assert_eq!(out.len(), put::lend_len(count));
+    }
+}
+
+#[test]
+fn each_kind_of_frame_has_its_senders() {
+    for layout in LAYOUTS {
+        let senders = [Role::Client, Role::Server].map(|role| layout.sender.includes(role));
+        let expected = match layout.sender {
+            Sender::Client => [true, false],
+            Sender::Server => [false, true],
+            Sender::Both => [true, true],
+        };
+        assert_eq!(senders, expected, "{}", layout.name);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_head_is_said() {
+    let why = |kind: u8, flags: u8, code: u8| {
+        let mut section = vec![kind, flags, code];
+        section.resize(24, 0);
+        let mut frames = Frames::new(&section, Role::Client);
+        let error = frames.next().unwrap_err();
+        error.to_string()
+    };
+    assert_eq!(why(15, 1, 0), "malformed CANCEL frame: unknown flags");
+    assert_eq!(why(20, 0, 5), "malformed PING frame: the code must be 0");
+    assert_eq!(why(10, 1, 5), "malformed KEY frame: the code must be 0");
+}
+
+#[test]
+fn inline_parts_have_a_limit_together() {
+    let read = |lens: &[usize]| {
+        // CALL with method 1; no metadata.
+        let mut section = vec![12, 0, 1, 0];
+        section.resize(20, 0);
+        section.extend_from_slice(&(lens.len() as u32).to_le_bytes());
+        lens.iter().for_each(|len| section.extend_from_slice(&(*len as u64).to_le_bytes()));
+        section.resize(section.len() + lens.iter().map(|len| pad8(*len)).sum::<usize>(), 0);
+        let mut frames = Frames::new(&section, Role::Client);
+        let result = frames.next();
+        result.map(|_| ()).map_err(|error| error.to_string())
+    };
+    for fits in [&[MAX_INLINE][..], &[MAX_INLINE - 7], &[MAX_INLINE - 8, 8], &[8, MAX_INLINE - 8, 0]] {
+        assert_eq!(read(fits), Ok(()), "{fits:?}");
+    }
+    let too_long = Err("malformed CALL frame: its inline parts are too long".to_owned());
+    for wrong in [&[MAX_INLINE + 8][..], &[MAX_INLINE + 1], &[MAX_INLINE, 1], &[8, MAX_INLINE - 7]] {
+        assert_eq!(read(wrong), too_long, "{wrong:?}");
     }
 }
 

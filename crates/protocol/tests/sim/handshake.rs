@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use starwire_protocol::{ConnectionError, Failure, Limits, Secret, Settings, Sniff};
+use starwire_protocol::limits::FIRST_READ;
+use starwire_protocol::{ConnectionError, Failure, Limits, ProtocolError, Secret, Settings, Sniff};
 
 use crate::owner::Ended;
 use crate::pair::{End, Pair, settings};
@@ -19,7 +20,7 @@ fn pair(change: impl FnOnce(&mut Settings, &mut Settings)) -> Pair {
 
 /// Both sides end with the same code and text.
 fn refused(pair: &Pair) -> (i32, String) {
-    assert!(!pair.client.connection.is_ready() || !pair.server.connection.is_ready());
+    assert!(!pair.client.connection.is_ready() && !pair.server.connection.is_ready());
     let text = |error: &Option<ConnectionError>| match error {
         Some(ConnectionError::Refused { code, message } | ConnectionError::RefusedByPeer { code, message }) => {
             (*code, message.clone())
@@ -80,22 +81,31 @@ fn p21_a_mismatch_is_refused_with_both_values_in_the_text() {
 
     let (code, text) = refused(&pair(|_, server| server.protocol = "star_server".to_owned()));
     assert_eq!(code, 9);
-    assert!(text.contains("grpc++") && text.contains("star_server"), "{text}");
+    assert_eq!(
+        text,
+        "/job:ps/task:0 runs protocol \"star_server\", /job:worker/task:0 runs \"grpc++\": all tasks of a cluster must use the same protocol"
+    );
 
     let (code, text) = refused(&pair(|client, server| {
         client.cluster_id = "red".to_owned();
         server.cluster_id = "blue".to_owned();
     }));
     assert_eq!(code, 9);
-    assert!(text.contains("red") && text.contains("blue"), "{text}");
+    assert_eq!(
+        text,
+        "/job:ps/task:0 belongs to cluster \"blue\", /job:worker/task:0 to cluster \"red\": check STARWIRE_CLUSTER_ID"
+    );
 
-    for features in [(0, 0x40), (0x40, 0)] {
-        let (code, text) = refused(&pair(|client, server| {
+    for (features, sides) in
+        [((0, 0x40), ["/job:ps/task:0", "/job:worker/task:0"]), ((0x40, 0), ["/job:worker/task:0", "/job:ps/task:0"])]
+    {
+        let pair = pair(|client, server| {
             (client.required_features, server.required_features) = features;
             (client.features, server.features) = features;
-        }));
-        assert_eq!(code, 9);
-        assert!(text.contains("0x40"), "{text}");
+        });
+        let [needs, lacks] = sides;
+        assert_eq!(refused(&pair), (9, format!("{needs} needs features 0x40, which {lacks} does not have")));
+        assert!(pair.server.owner.ready.is_none(), "the server has seen both sides' features");
     }
     let too_low: [fn(&mut Limits); 5] = [
         |limits| limits.max_calls = 0,
@@ -106,8 +116,11 @@ fn p21_a_mismatch_is_refused_with_both_values_in_the_text() {
     ];
     for lower in too_low {
         for is_server in [false, true] {
-            let (_, text) = refused(&pair(|client, server| lower(&mut if is_server { server } else { client }.limits)));
-            assert!(text.contains("too low"), "{text}");
+            let (code, text) =
+                refused(&pair(|client, server| lower(&mut if is_server { server } else { client }.limits)));
+            let side = if is_server { "/job:ps/task:0" } else { "/job:worker/task:0" };
+            assert_eq!(code, 9);
+            assert!(text.starts_with(&format!("the limits of {side} are too low: ")), "{text}");
         }
     }
     // One key of any length has to fit.
@@ -131,6 +144,28 @@ fn p21_another_wire_version_is_refused() {
             assert_eq!(peer.listen_frames(), [(wire::REFUSE, 0)]);
         }
     }
+}
+
+#[test]
+fn p21_a_required_feature_is_named() {
+    let names = [(1, "RDMA (STARWIRE_TRANSPORT=verbs)"), (4, "digests of requests"), (0x40, "features 0x40")];
+    for (bits, name) in names {
+        let pair = pair(|client, _| (client.features, client.required_features) = (bits, bits));
+        let (code, text) = refused(&pair);
+        assert!(code == 9 && text.contains(name), "{text}");
+        assert!(pair.server.owner.ready.is_none(), "the client has said what it needs");
+    }
+}
+
+#[test]
+fn p21_a_feature_that_both_have_may_be_required() {
+    let pair = pair(|client, server| {
+        for settings in [client, server] {
+            (settings.features, settings.required_features) = (0x40, 0x40);
+        }
+    });
+    assert_eq!((&pair.client.error, &pair.server.error), (&None, &None));
+    assert!(pair.client.connection.is_ready() && pair.server.connection.is_ready());
 }
 
 fn peer_of_server(secret: Option<&[u8]>) -> RawPeer {
@@ -255,6 +290,29 @@ fn p22_a_peer_without_the_secret_chooses_no_code() {
 }
 
 #[test]
+fn p22_a_second_challenge_is_out_of_turn() {
+    let challenge = RawFrame::new(wire::CHALLENGE, 0).meta(&[1; 32]);
+    let mut peer = peer_of_server(Some(b"s"));
+    peer.say(&[challenge.clone(), challenge]);
+    let unexpected = ProtocolError::Unexpected { frame: "CHALLENGE", when: "at this point in the handshake" };
+    assert_eq!(peer.end.error, Some(ConnectionError::Protocol(unexpected)));
+}
+
+/// The code of a block is within what is read first.
+#[test]
+fn p22_with_a_secret_blocks_are_not_longer_than_they_must_be() {
+    let mut pair = pair(|client, server| {
+        client.secret = Some(Secret::new(b"correct horse"));
+        server.secret = client.secret.clone();
+    });
+    pair.client.blocks.clear();
+    pair.call(1, b"", Some(vec![vec![1; 10_000]]), None);
+    pair.run();
+    assert_eq!(pair.client.blocks, [(FIRST_READ, 10_000)]);
+    assert_eq!(pair.server.owner.requests.len(), 1);
+}
+
+#[test]
 fn p23_requests_made_early_wait_for_the_handshake() {
     let mut pair = Pair::new(settings("/job:worker/task:0", 1), settings("/job:ps/task:0", 2));
     let (recv, call) = (pair.recv(KEY), pair.call(1, b"early", Some(vec![vec![1; 10_000]]), None));
@@ -318,6 +376,22 @@ fn p24_broken_hellos_are_protocol_errors() {
     let mut peer = RawPeer::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
     peer.say(&[wire::hello(&[(63, b"news"), (1000, b"more news")])]);
     assert!(peer.end.connection.is_ready());
+}
+
+#[test]
+fn p24_the_longest_hello_is_not_too_long() {
+    let server = || RawPeer::new(End::server(settings("/job:ps/task:0", 2), std::time::Instant::now()));
+    // A section of 4 KiB.
+    let mut control = wire::section(&[wire::hello(&[])]);
+    control.resize(4096, 0);
+    let mut peer = server();
+    peer.send(&wire::block(0, control, &[]));
+    assert!(peer.end.connection.is_ready(), "{:?}", peer.end.error);
+    // An address of 512 bytes, and a field whose tag is the first one that is not looked at.
+    let mut peer = server();
+    let address = vec![b'a'; 512];
+    peer.say(&[wire::hello(&[(12, &address), (64, b"news")])]);
+    assert!(peer.end.connection.is_ready(), "{:?}", peer.end.error);
 }
 
 #[test]

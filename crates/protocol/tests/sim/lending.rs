@@ -174,3 +174,24 @@ fn p33_loans_out_of_turn_are_protocol_errors() {
         assert!(matches!(error, Some(ConnectionError::Protocol(ProtocolError::Unexpected { .. }))), "{error:?}");
     }
 }
+
+#[test]
+fn p33_a_loan_is_not_empty_and_not_larger_than_a_block() {
+    let large = 17 << 20;
+    for frames in [vec![lend(&[])], vec![call(1, &[BULK | large]), data(1, large), lend(&[4096, large])]] {
+        let mut peer = trusting();
+        peer.say(&frames);
+        let error = &peer.end.error;
+        let is_it = matches!(error, Some(ConnectionError::Protocol(ProtocolError::Frame { frame: "LEND", .. })));
+        assert!(is_it, "{error:?}");
+    }
+}
+
+#[test]
+fn p33_a_lost_connection_borrows_nothing() {
+    let mut peer = trusting();
+    peer.say(&[call(1, &[BULK | 200_000]), data(1, 200_000), lend(&[4096, 200_000])]);
+    assert!(peer.end.connection.loan().is_some() && peer.end.error.is_none());
+    peer.end.fail(14, "gone");
+    assert!(peer.end.connection.loan().is_none());
+}

@@ -19,5 +19,6 @@ mod promises;
 mod random;
 mod raw_peers;
 mod relay;
+mod requests;
 mod wire;
 mod world;

@@ -199,3 +199,22 @@ fn p32_a_connection_moves_once_and_before_any_request() {
         assert!(peer.end.owner.proposed.is_none());
     }
 }
+
+#[test]
+fn p32_a_move_has_its_time_and_holds_nothing_before_and_after() {
+    let mut pair = proposed();
+    assert!(!pair.server.connection.is_held() && pair.client.connection.is_held());
+    assert_eq!(pair.client.connection.next_timeout(), Some(pair.now + Duration::from_secs(5)));
+    pair.client.on_timeout(pair.now + Duration::from_millis(4_900));
+    assert_eq!(pair.client.error, None);
+    pair.server.connection.accept_move(b"server's");
+    pair.run();
+    assert!(pair.server.connection.is_held());
+    pair.client.connection.moved();
+    // A PING with the first number.
+    assert!(pair.client.send(pair.now, &mut pair.to_server));
+    assert_eq!((pair.to_server[32], pair.to_server[40]), (wire::PING, 1));
+    pair.server.connection.resume();
+    pair.run();
+    assert!(!pair.server.connection.is_held() && !pair.client.connection.is_held());
+}

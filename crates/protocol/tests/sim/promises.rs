@@ -1,5 +1,5 @@
 //! The promises of `docs/protocol.md` about requests, one by one. Those about the handshake are in `handshake.rs`,
-//! those about bad peers in `raw_peers.rs`.
+//! those about bad peers in `raw_peers.rs`; more about requests is in `requests.rs`.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::wire::{self, RawPeer};
 
 pub const KEY: &[u8] = b"/job:ps/replica:0/task:0/device:CPU:0;0001;/job:worker/replica:0/task:0/device:CPU:0;edge_1_w";
 
-fn limited(change: impl FnOnce(&mut Limits)) -> Pair {
+pub fn limited(change: impl FnOnce(&mut Limits)) -> Pair {
     let mut server = settings("/job:ps/task:0", 2);
     change(&mut server.limits);
     let mut pair = Pair::new(settings("/job:worker/task:0", 1), server);
@@ -21,7 +21,7 @@ fn limited(change: impl FnOnce(&mut Limits)) -> Pair {
     pair
 }
 
-fn assert_healthy(pair: &Pair) {
+pub fn assert_healthy(pair: &Pair) {
     assert_eq!(pair.client.error, None);
     assert_eq!(pair.server.error, None);
 }

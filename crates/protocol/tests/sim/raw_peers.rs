@@ -127,6 +127,32 @@ fn p27_lengths_are_checked_before_memory_is_taken() {
 }
 
 #[test]
+fn p27_the_largest_block_is_not_too_large() {
+    let mut peer = RawPeer::welcomed(settings("/job:ps/task:0", 2));
+    peer.say_bulk(&[wire::call(1, &[BULK | (16 << 20)]), wire::data(1, 16 << 20)], &vec![7; 16 << 20]);
+    assert_eq!(peer.end.error, None);
+    assert!(peer.end.owner.take_request(1).is_some());
+    // Nor is the largest payload.
+    let peer = server_says(&[wire::call(1, &[BULK | 1_000_000])], &[]);
+    assert_eq!(peer.end.error, None);
+}
+
+/// `begin_receive` counts them.
+#[test]
+fn p27_the_targets_of_a_receive_are_bounded() {
+    let mut peer = RawPeer::welcomed(settings("/job:ps/task:0", 2));
+    peer.say_bulk(&[wire::call(1, &[BULK | 1; 600]), wire::data(1, 600)], &[7; 600]);
+    assert_eq!(peer.end.error, None);
+    assert!(peer.end.owner.take_request(1).is_some());
+    // Many payloads that nobody wants.
+    let unwanted = |id| [wire::call(id, &[BULK | 1]).code(REFUSED_METHOD), wire::data(id, 1)];
+    let frames: Vec<RawFrame> = (2..602).flat_map(unwanted).collect();
+    peer.say_bulk(&frames, &[7; 600]);
+    assert_eq!(peer.end.error, None);
+    assert_eq!(peer.end.owner.bodies.get(), 0);
+}
+
+#[test]
 fn p28_malformed_frames_are_protocol_errors() {
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("cut off", wire::recv(1, 0).bytes()[..24].to_vec()),
@@ -157,27 +183,32 @@ fn p28_malformed_frames_are_protocol_errors() {
 
 #[test]
 fn p28_frames_of_the_other_side_are_protocol_errors() {
-    let servers: [RawFrame; 5] = [
-        wire::hello(&[]),
-        wire::welcome(&[]),
-        wire::reply(1, &[]),
-        RawFrame::new(wire::CHALLENGE, 0).meta(&[0; 32]),
-        RawFrame::new(77, 0),
+    const LATE: &str = "after the handshake";
+    let unexpected = |frame, when| ProtocolError::Unexpected { frame, when };
+    let challenge = RawFrame::new(wire::CHALLENGE, 0).meta(&[0; 32]);
+    let to_servers: [(RawFrame, ProtocolError); 5] = [
+        (wire::hello(&[]), unexpected("HELLO", LATE)),
+        (wire::welcome(&[]), unexpected("WELCOME", "from the client side")),
+        (wire::reply(1, &[]), unexpected("REPLY", "from the client side")),
+        (challenge.clone(), unexpected("CHALLENGE", LATE)),
+        (RawFrame::new(77, 0), ProtocolError::UnknownFrame { kind: 77 }),
     ];
-    for frame in servers {
-        protocol_error(&server_says(&[frame], &[]));
+    for (frame, error) in to_servers {
+        assert_eq!(protocol_error(&server_says(&[frame], &[])), &error);
     }
-    let clients: [RawFrame; 5] = [
-        wire::key(0, KEY),
-        wire::recv(1, 0),
-        wire::call(1, &[]),
-        RawFrame::new(wire::CANCEL, 1).code(1),
-        wire::welcome(&[]),
+    let to_clients: [(RawFrame, ProtocolError); 7] = [
+        (wire::hello(&[]), unexpected("HELLO", "from the server side")),
+        (wire::key(0, KEY), unexpected("KEY", "from the server side")),
+        (wire::recv(1, 0), unexpected("RECV", "from the server side")),
+        (wire::call(1, &[]), unexpected("CALL", "from the server side")),
+        (RawFrame::new(wire::CANCEL, 1).code(1), unexpected("CANCEL", "from the server side")),
+        (wire::welcome(&[]), unexpected("WELCOME", LATE)),
+        (challenge, unexpected("CHALLENGE", LATE)),
     ];
-    for frame in clients {
+    for (frame, error) in to_clients {
         let mut peer = RawPeer::serving(settings("/job:worker/task:0", 1));
         peer.say(&[frame]);
-        protocol_error(&peer);
+        assert_eq!(protocol_error(&peer), &error);
     }
 }
 
@@ -204,6 +235,27 @@ fn p29_exceeding_the_announced_limits_is_a_protocol_error() {
     assert_eq!(peer.end.error, None);
     peer.say(&[wire::recv(11, 0)]);
     assert!(matches!(protocol_error(&peer), ProtocolError::Window { .. }));
+}
+
+#[test]
+fn p29_a_client_limits_the_payload_of_a_reply() {
+    for (frame, fits) in [
+        (wire::reply(1, &[1000]).inline(&[7; 1000]), true),
+        (wire::reply(1, &[1001]).inline(&[7; 1001]), false),
+        (wire::reply(1, &[BULK | 9000]), false),
+    ] {
+        let mut settings = settings("/job:worker/task:0", 1);
+        settings.limits.max_payload = 1000;
+        let mut peer = RawPeer::serving(settings);
+        peer.end.recv_key(peer.now, 1, KEY);
+        peer.listen();
+        peer.say(&[frame]);
+        if fits {
+            assert_eq!(peer.end.owner.ended[&1], Ended::Ok { meta: Vec::new(), parts: vec![vec![7; 1000]] });
+        } else {
+            assert!(matches!(protocol_error(&peer), ProtocolError::TooLarge { what: "length of a payload", .. }));
+        }
+    }
 }
 
 #[test]
@@ -284,7 +336,50 @@ fn p30_refused_payloads_do_not_pile_up() {
         id += 1;
         assert!(id < 20);
     }
-    assert!(matches!(protocol_error(&peer), ProtocolError::Window { .. }));
+    assert_eq!(id, 9, "twice as many as calls");
+    assert!(matches!(protocol_error(&peer), ProtocolError::Window { what: "number of calls in flight", limit: 4 }));
+}
+
+#[test]
+fn p30_more_data_than_announced_in_a_later_block() {
+    let mut peer = RawPeer::welcomed(server_settings());
+    peer.say_bulk(&[wire::call(1, &[BULK | 9]), wire::data(1, 5)], &[7; 5]);
+    assert_eq!(peer.end.error, None);
+    peer.say_bulk(&[wire::data(1, 5)], &[7; 5]);
+    assert!(matches!(protocol_error(&peer), ProtocolError::BadId { why: "expects fewer bytes", .. }));
+}
+
+#[test]
+fn p30_an_id_is_in_use_as_long_as_bytes_travel_for_it() {
+    for again in [[wire::recv(1, 0)], [wire::call(1, &[])]] {
+        let still = |peer: &RawPeer| {
+            assert!(matches!(protocol_error(peer), ProtocolError::BadId { id: 1, why: "is still in flight", .. }));
+        };
+        // Bytes of a refused call are still to come.
+        let mut peer = RawPeer::welcomed(server_settings());
+        peer.say(&[wire::key(0, KEY), wire::call(1, &[BULK | 10]).code(REFUSED_METHOD)]);
+        peer.listen();
+        assert_eq!(peer.end.error, None);
+        peer.say(&again);
+        still(&peer);
+        // The bytes of an answer wait to be sent.
+        let mut peer = RawPeer::welcomed(server_settings());
+        peer.say(&[wire::key(0, KEY), wire::recv(1, 0)]);
+        let payload = peer.end.payload(vec![vec![1; 100_000]]);
+        peer.end.connection.reply(1, 0, b"", payload);
+        peer.say(&again);
+        still(&peer);
+    }
+}
+
+#[test]
+fn p30_what_was_not_sent_cannot_be_answered() {
+    let mut peer = RawPeer::serving(settings("/job:worker/task:0", 1));
+    let payload = peer.end.payload(vec![vec![3; 100_000]]);
+    let call = Call { id: 1, method: 5, meta: Vec::new(), payload, deadline: None, op: () };
+    peer.end.call(peer.now, call);
+    peer.say(&[wire::reply(1, &[])]);
+    assert!(matches!(protocol_error(&peer), ProtocolError::BadId { why: "was never sent", .. }));
 }
 
 #[test]
@@ -344,4 +439,27 @@ fn an_id_that_is_used_twice_does_not_hide_the_first_request() {
     protocol_error(&peer);
     peer.end.fail(14, "gone");
     assert_eq!(peer.end.owner.cancelled, [(1, 5, 0, true)]);
+}
+
+/// The answer to a CANCEL has its code.
+#[test]
+fn a_cancelled_request_is_answered_with_the_code_of_its_cancellation() {
+    for (wanted, said) in [(0, 1), (1, 1), (4, 4)] {
+        let mut peer = RawPeer::welcomed(server_settings());
+        peer.say(&[wire::call(1, &[])]);
+        peer.listen();
+        peer.say(&[RawFrame::new(wire::CANCEL, 1).code(wanted)]);
+        let bytes = peer.listen();
+        assert_eq!((bytes[32], &bytes[34..36]), (wire::REPLY, &[said, 0][..]));
+    }
+}
+
+#[test]
+fn a_server_chooses_the_code_with_which_it_turns_a_client_away() {
+    for (said, seen) in [(0, 14), (8, 8), (10, 10)] {
+        let mut peer = RawPeer::serving(settings("/job:worker/task:0", 1));
+        peer.say(&[RawFrame::new(wire::REFUSE, 0).code(said).meta(b"busy")]);
+        let refused = ConnectionError::RefusedByPeer { code: seen, message: "busy".to_owned() };
+        assert_eq!(peer.end.error, Some(refused));
+    }
 }
