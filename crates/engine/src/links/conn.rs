@@ -133,6 +133,9 @@ pub struct Conn<H: Host> {
     /// Bytes of the first unwritten segment that the kernel has taken.
     out_offset: u64,
     pub sending: bool,
+    /// Bytes of the last send, and whether the transport had no room for all of them.
+    offered: usize,
+    was_short: bool,
     counted: Stats,
     counted_in_flight: usize,
     /// This connection in the table of the control service.
@@ -183,6 +186,8 @@ impl<H: Host> Conn<H> {
             written: 0,
             out_offset: 0,
             sending: false,
+            offered: 0,
+            was_short: false,
             counted: Stats::default(),
             counted_in_flight: 0,
             entry,
@@ -372,6 +377,7 @@ impl<H: Host> Conn<H> {
         // was closed and the driver confirmed it).
         unsafe { driver.send(self.token, &self.parts)? };
         self.sending = true;
+        self.offered = self.parts.iter().map(|part| part.len).sum();
         Ok(())
     }
 
@@ -392,8 +398,12 @@ impl<H: Host> Conn<H> {
     }
 
     /// The kernel took `n` bytes.
-    pub fn sent(&mut self, n: usize) {
+    pub fn sent(&mut self, n: usize, now: Instant) {
         self.sending = false;
+        // Not any bytes: a peer that has died takes none, but the kernel's buffer does until it is full.
+        if std::mem::replace(&mut self.was_short, n < self.offered) && n > 0 {
+            self.proto.progressed(now);
+        }
         match self.tls.as_mut().filter(|tls| tls.sends) {
             Some(tls) => {
                 tls.sent(n);
@@ -500,6 +510,7 @@ impl<H: Host> Conn<H> {
         // closed and the driver confirmed it).
         unsafe { driver.send(self.token, &[part])? };
         self.sending = true;
+        self.offered = part.len;
         Ok(())
     }
 

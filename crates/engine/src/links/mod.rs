@@ -429,7 +429,7 @@ impl<H: Host> Links<H> {
 
     fn sent(&mut self, key: u64, n: usize) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        conn.sent(n);
+        conn.sent(n, self.dispatch.now);
         if conn.closing.is_some() {
             return self.continue_drain(key);
         }

@@ -26,7 +26,7 @@ impl Task {
 
 impl World {
     /// The values of some counters and gauges of a task.
-    fn metrics<const N: usize>(&self, task: usize, names: [&str; N]) -> [i64; N] {
+    pub(super) fn metrics<const N: usize>(&self, task: usize, names: [&str; N]) -> [i64; N] {
         let samples = self.tasks[task].shared.metrics.snapshot();
         names.map(|name| {
             let sample = samples.iter().find(|sample| sample.description.name.strip_prefix("starwire_") == Some(name));

@@ -20,6 +20,7 @@ mod net;
 mod owner;
 mod requests;
 mod setup;
+mod slow;
 mod star;
 mod tally;
 mod time;
@@ -125,8 +126,7 @@ fn address(task: usize) -> SocketAddr {
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
-        let setup = Setup::of(seed);
+    fn new(setup: Setup) -> Self {
         let Setup { scenario, tasks, has_more, has_clients, is_early, sleeps, mut settings, random, .. } = setup;
         let now = Instant::now();
         let certificates = setup.has_tls.then(Certificates::new);
@@ -134,6 +134,7 @@ impl World {
         settings.extend(certificates.iter().flat_map(Certificates::settings));
         let net = Rc::new(RefCell::new(Net::new(random, now)));
         net.borrow_mut().is_faulty = scenario == Scenario::Faults;
+        net.borrow_mut().fills_early = !is_early;
         net.borrow_mut().cuts_early = has_more && scenario == Scenario::Faults;
         let mut world = Self {
             scenario,
@@ -255,7 +256,7 @@ fn open(shared: &Arc<Shared<Owner>>, channels: &mut Channels, task: usize, has_n
 
 /// Returns what has come of it.
 fn simulate(seed: u64, rounds: u64) -> Found {
-    let mut world = World::new(seed);
+    let mut world = World::new(Setup::of(seed));
     let (kinds, began, tasks) = (Setup::of(seed).kinds(), world.now, world.tasks.len() as u64);
     if matches!(world.scenario, Scenario::Stalls | Scenario::Resets) {
         world.request_all(Need::Now);

@@ -33,6 +33,8 @@ pub struct End {
     /// What arrives, and when.
     arrivals: VecDeque<(Instant, Vec<u8>)>,
     pub arriving: usize,
+    /// A send to it was short: the other end's kernel has no room before something is received here.
+    is_full: bool,
     /// When the other end's last byte arrived, or its reset.
     ends_at: Option<Instant>,
     reset_at: Option<Instant>,
@@ -59,6 +61,10 @@ pub struct Net {
     /// Some connections are cut as soon as they are accepted.
     pub cuts_early: bool,
     was_cut: bool,
+    /// The kernel may have room for less than [`ROOM`]; otherwise a send may be short although there is room.
+    pub fills_early: bool,
+    /// Bytes that pass through a connection in a second; `None`: any number.
+    pub rate: Option<u32>,
     pub ends: Vec<End>,
     /// Those that are not closed; and of these the ones of each driver. Ascending.
     live: Vec<usize>,
@@ -100,6 +106,8 @@ impl Net {
             is_faulty: true,
             cuts_early: false,
             was_cut: false,
+            fills_early: false,
+            rate: None,
             ends: Vec::new(),
             live: Vec::new(),
             of_drivers: Vec::new(),
@@ -321,6 +329,12 @@ impl Net {
         self.accepted.push((driver, listener, fd));
     }
 
+    /// How many bytes can be sent to an end.
+    fn room(&self, to: usize) -> usize {
+        let end = &self.ends[to];
+        if end.is_full { 0 } else { ROOM.saturating_sub(end.arriving) }
+    }
+
     /// Moves the bytes of a send, some of them. Returns how many.
     fn send(&mut self, at: usize) -> Option<io::Result<usize>> {
         let end = &self.ends[at];
@@ -330,7 +344,7 @@ impl Net {
         }
         let other = end.other?;
         let all: usize = parts.iter().map(|part| part.len).sum();
-        let room = ROOM.saturating_sub(self.ends[other].arriving);
+        let room = self.room(other);
         if room == 0 {
             return None;
         }
@@ -343,11 +357,14 @@ impl Net {
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(part.ptr, len) });
         }
         let arrival = self.arrival(self.ends[at].task, self.ends[other].task);
+        let passes = self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs(1) * n as u32 / rate);
+        let fills = self.fills_early && n < most;
         let end = &mut self.ends[other];
-        let after = end.arrivals.back().map_or(arrival, |(last, _)| arrival.max(*last));
+        let after = end.arrivals.back().map_or(arrival, |(last, _)| arrival.max(*last)) + passes;
         if !end.is_closed {
             end.arrivals.push_back((after, bytes));
             end.arriving += n;
+            end.is_full = fills;
         }
         Some(Ok(n))
     }
@@ -373,6 +390,7 @@ impl Net {
         let (when, mut bytes) = end.arrivals.pop_front()?;
         let rest = bytes.split_off(n);
         end.arriving -= n;
+        end.is_full = false;
         let mut left = &bytes[..];
         for part in end.recv.iter().flatten() {
             let len = part.len.min(left.len());
@@ -414,7 +432,7 @@ impl Net {
         if let Some((when, _)) = end.connects {
             return when <= self.now;
         }
-        let has_room = end.other.is_some_and(|other| self.ends[other].arriving < ROOM);
+        let has_room = end.other.is_some_and(|other| self.room(other) > 0);
         let arrival = end.arrivals.front().map(|(when, _)| *when).or(end.ends_at);
         (end.send.is_some() && (is_past(end.reset_at) || has_room))
             || (end.send.is_none() && end.finishes)

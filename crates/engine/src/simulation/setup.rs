@@ -44,6 +44,27 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// Two tasks, and nothing that happens to them. With this time until a silent peer is asked, and to answer.
+    pub fn quiet(after_ms: u64, timeout_ms: u64, has_tls: bool) -> Self {
+        let settings = vec![
+            ("STARWIRE_UNIX", "off".to_owned()),
+            ("STARWIRE_KEEPALIVE", format!("after_ms={after_ms},timeout_ms={timeout_ms}")),
+        ];
+        Self {
+            scenario: Scenario::Stalls,
+            tasks: 2,
+            has_secret: false,
+            has_tls,
+            has_names: false,
+            has_more: false,
+            has_clients: false,
+            is_early: false,
+            sleeps: true,
+            settings,
+            random: Random(1),
+        }
+    }
+
     pub fn of(seed: u64) -> Self {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         let mut some = |values: &[u64]| values[random.below(values.len() as u64) as usize].to_string();

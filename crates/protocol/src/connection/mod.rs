@@ -48,7 +48,8 @@ pub struct Connection<O: Owner> {
     /// GOODBYE that waits for the end of the handshake.
     parting: Option<String>,
     born: Instant,
-    last_received: Instant,
+    /// When the peer last gave a sign of life.
+    last_heard: Instant,
     /// A PING was sent: the quarters of the timeout that have passed, and when the next one ends.
     ping_sent: Option<(u32, Instant)>,
     pings: u64,
@@ -103,7 +104,7 @@ impl<O: Owner> Connection<O> {
             unblocked: false,
             parting: None,
             born: now,
-            last_received: now,
+            last_heard: now,
             ping_sent: None,
             pings: 0,
             move_seen: false,
@@ -182,6 +183,12 @@ impl<O: Owner> Connection<O> {
     }
 
     // Time.
+
+    /// The transport had no room, and has taken bytes again: so the peer has taken some, though it may say nothing. A
+    /// PING may wait behind them for longer than its timeout.
+    pub fn progressed(&mut self, now: Instant) {
+        self.heard(now);
+    }
 
     pub fn next_timeout(&self) -> Option<Instant> {
         let own = match &self.phase {
@@ -494,7 +501,7 @@ impl<O: Owner> Connection<O> {
     }
 
     fn heard(&mut self, now: Instant) {
-        self.last_received = self.last_received.max(now);
+        self.last_heard = self.last_heard.max(now);
         self.ping_sent = None;
     }
 
@@ -504,7 +511,7 @@ impl<O: Owner> Connection<O> {
         }
         Some(match self.ping_sent {
             Some((_, at)) => at,
-            None => self.last_received + self.settings.keepalive_interval,
+            None => self.last_heard + self.settings.keepalive_interval,
         })
     }
 
@@ -523,7 +530,7 @@ impl<O: Owner> Connection<O> {
             // If this process was suspended, perhaps with the peer, the answer may be in the socket, or on its way.
             // Each quarter begins when the last one was noticed, so that a suspension counts for one of them only.
             let passed = match self.ping_sent {
-                Some((3, _)) => return Err(ConnectionError::PeerSilent { waited: waited(self.last_received) }),
+                Some((3, _)) => return Err(ConnectionError::PeerSilent { waited: waited(self.last_heard) }),
                 Some((passed, _)) => passed + 1,
                 None => {
                     self.slim();

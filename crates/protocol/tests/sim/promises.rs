@@ -462,6 +462,24 @@ fn p11_a_stall_of_both_sides_is_not_taken_for_silence() {
 }
 
 #[test]
+fn p11_a_peer_that_takes_bytes_is_not_silent() {
+    let mut pair = Pair::ready();
+    // So much is on its way to the client that no PING reaches it.
+    for _ in 0..100 {
+        pair.advance(Duration::from_millis(100));
+        pair.server.connection.progressed(pair.now);
+    }
+    assert_eq!(pair.server.error, None);
+    // It takes nothing more: 1 s interval + 3 s.
+    let mut waited = Duration::ZERO;
+    while pair.server.error.is_none() {
+        pair.advance(Duration::from_millis(100));
+        waited += Duration::from_millis(100);
+        assert!(waited <= Duration::from_millis(4200));
+    }
+}
+
+#[test]
 fn p12_a_malformed_key_refuses_its_requests_only() {
     let mut pair = Pair::ready();
     let (bad, good) = (pair.recv(BAD_PREFIX), pair.recv(KEY));
