@@ -22,7 +22,6 @@ use crate::system::{fork, random};
 use crate::tls::Credentials;
 use starwire_net::reactor::mailbox::Sender;
 use starwire_net::reactor::topology::Topology;
-use starwire_net::transport::tcp::TcpOptions;
 use starwire_protocol::digest::FEATURE_DIGESTS;
 use starwire_protocol::{Claim, Failure, Outcome, Settings, code};
 
@@ -202,11 +201,6 @@ impl<H: Host> Shared<H> {
     pub(crate) fn credentials(&self) -> Option<Arc<Credentials>> {
         let tls = self.config.tls.as_ref()?;
         Some(tls.current(|level, line| self.host.log(level, line)))
-    }
-
-    pub(crate) fn tcp_options(&self) -> TcpOptions {
-        let silence = self.config.keepalive.interval + self.config.keepalive.timeout;
-        TcpOptions { user_timeout: Some(silence), ..TcpOptions::default() }
     }
 
     /// A connection that speaks HTTP: for the control service.

@@ -12,8 +12,6 @@ const BACKLOG: libc::c_int = 4096;
 /// Options of a data connection, the same on both ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpOptions {
-    /// Unacknowledged data older than this ends the connection.
-    pub user_timeout: Option<Duration>,
     pub keepalive: Option<Keepalive>,
     /// `None`: the kernel sizes the buffer dynamically.
     pub send_buffer: Option<usize>,
@@ -31,7 +29,6 @@ pub struct Keepalive {
 impl Default for TcpOptions {
     fn default() -> Self {
         TcpOptions {
-            user_timeout: Some(Duration::from_secs(30)),
             keepalive: Some(Keepalive { idle: Duration::from_secs(10), interval: Duration::from_secs(5), count: 4 }),
             send_buffer: None,
             receive_buffer: None,
@@ -79,14 +76,9 @@ pub fn socket(address: SocketAddr, options: &TcpOptions) -> Result<OwnedFd, Tran
 }
 
 /// Sets the options of a connected or accepted socket. Always TCP_NODELAY: blocks are coalesced before they are
-/// written.
+/// written. Never TCP_USER_TIMEOUT: it also ends a connection whose peer lives and has stopped reading for as long.
 pub fn configure(fd: &OwnedFd, options: &TcpOptions) -> Result<(), TransportError> {
     set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, "TCP_NODELAY", 1)?;
-    if let Some(timeout) = options.user_timeout {
-        // `set` refuses what does not fit.
-        let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, "TCP_USER_TIMEOUT", milliseconds)?;
-    }
     if let Some(Keepalive { idle, interval, count }) = &options.keepalive {
         set(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, "SO_KEEPALIVE", 1)?;
         set(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, "TCP_KEEPIDLE", idle.as_secs().max(1))?;
@@ -212,15 +204,15 @@ mod tests {
             value
         };
         assert_eq!(read(libc::IPPROTO_TCP, libc::TCP_NODELAY), 1);
-        assert_eq!(read(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), 30_000);
+        assert_eq!(read(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), 0, "a peer may stop reading for a while");
         assert_eq!(read(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE), 10);
         assert_eq!(read(libc::SOL_SOCKET, libc::SO_SNDBUF), 16384);
     }
 
     #[test]
     fn a_value_that_the_kernel_cannot_hold_is_an_error() {
-        let options = TcpOptions { user_timeout: Some(Duration::MAX), ..TcpOptions::default() };
+        let options = TcpOptions { send_buffer: Some(usize::MAX), ..TcpOptions::default() };
         let error = socket("127.0.0.1:1".parse().unwrap(), &options).unwrap_err().to_string();
-        assert!(error.contains("TCP_USER_TIMEOUT"), "{error}");
+        assert!(error.contains("SO_SNDBUF"), "{error}");
     }
 }
