@@ -41,6 +41,7 @@ impl<H: Host> Links<H> {
     pub fn let_go(&mut self, patience: Duration) {
         if !self.conns.is_empty() && !self.driver.quiesce(patience) {
             std::mem::forget(std::mem::take(&mut self.conns));
+            std::mem::forget(std::mem::take(&mut self.discard));
         }
     }
 

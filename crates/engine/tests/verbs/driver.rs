@@ -2,10 +2,15 @@
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "buffers outlive the operations, which every test waits for")]
 
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use starwire_net::reactor::driver::{Completion, IoPart};
+use starwire_net::reactor::driver::{Completion, Driver, IoPart, Token};
 use starwire_net::reactor::uring::UringDriver;
+use starwire_net::transport::SocketAddress;
 use starwire_net::transport::verbs::Endpoint;
 
 use super::pair::{Pair, bytes, config, epoll, sockets};
@@ -72,6 +77,62 @@ fn credits_last_for_thousands_of_messages_to_a_slow_receiver() {
     let sent = pair.wait("the send", |pair| pair.a.take_send()).unwrap();
     assert_eq!(sent, total);
     assert!(target == out.concat());
+}
+
+/// The inner driver of one with queue pairs; says whether it was told to end all operations while both were there.
+struct Witness(Box<dyn Driver>, Arc<AtomicBool>);
+
+impl Driver for Witness {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn register(&mut self, fd: OwnedFd) -> io::Result<Token> {
+        self.0.register(fd)
+    }
+    fn accept(&mut self, listener: Token) -> io::Result<()> {
+        self.0.accept(listener)
+    }
+    fn connect(&mut self, token: Token, address: &SocketAddress) -> io::Result<()> {
+        self.0.connect(token, address)
+    }
+    unsafe fn recv(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
+        unsafe { self.0.recv(token, parts) }
+    }
+    unsafe fn send(&mut self, token: Token, parts: &[IoPart]) -> io::Result<()> {
+        unsafe { self.0.send(token, parts) }
+    }
+    fn watch(&mut self, fd: OwnedFd) -> io::Result<Token> {
+        self.0.watch(fd)
+    }
+    fn finish(&mut self, token: Token) {
+        self.0.finish(token);
+    }
+    fn close(&mut self, token: Token) {
+        self.0.close(token);
+    }
+    fn release(&mut self, token: Token) -> io::Result<OwnedFd> {
+        self.0.release(token)
+    }
+    fn quiesce(&mut self, patience: Duration) -> bool {
+        self.1.store(true, Ordering::Relaxed);
+        self.0.quiesce(patience)
+    }
+    fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<Completion>) -> io::Result<()> {
+        self.0.wait(timeout, out)
+    }
+    fn wake_fd(&self) -> RawFd {
+        self.0.wake_fd()
+    }
+}
+
+#[test]
+fn a_driver_that_is_dropped_ends_the_operations_on_its_sockets_first() {
+    fake_library::device("dropped", "");
+    let is_quiet = Arc::new(AtomicBool::new(false));
+    let first = Box::new(Witness(epoll(), is_quiet.clone()));
+    let pair = Pair::with(&config("dropped"), first, epoll());
+    drop(pair.a);
+    assert!(is_quiet.load(Ordering::Relaxed), "the kernel may still write to the last bytes of the connections");
 }
 
 #[test]

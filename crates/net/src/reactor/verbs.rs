@@ -16,6 +16,9 @@ use crate::transport::SocketAddress;
 use crate::transport::verbs::VerbsConfig;
 use crate::transport::verbs::{CompletionChannel, Device, Endpoint, Library, Stream, VerbsError, VerbsStats};
 
+/// How long dropping the driver waits for the kernel to release the links' last bytes.
+const DRAIN: Duration = Duration::from_secs(5);
+
 pub struct VerbsDriver {
     /// Before the channel and the device, so that queue pairs are dropped first.
     links: HashMap<u64, Link>,
@@ -377,5 +380,15 @@ impl Driver for VerbsDriver {
 
     fn wake_fd(&self) -> RawFd {
         self.inner.wake_fd()
+    }
+}
+
+impl Drop for VerbsDriver {
+    /// The links go before the inner driver, which may still receive into their last bytes.
+    fn drop(&mut self) {
+        if !self.links.is_empty() {
+            // Leaks them if the kernel does not let go.
+            let _ = self.quiesce(DRAIN);
+        }
     }
 }
