@@ -202,6 +202,8 @@ impl EpollDriver {
             if seen(libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) {
                 slot.connecting = false;
                 slot.writable = true;
+                // The stream may have ended by now, which no other event will say.
+                slot.read_ended |= seen(libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
                 let result = sys::take_error(slot.fd.as_raw_fd());
                 self.report(Completion::Connected { token, result });
             }

@@ -1,7 +1,7 @@
 //! Connecting and accepting.
 
-use std::io::{self};
-use std::net::{TcpListener, TcpStream};
+use std::io::{self, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,26 @@ pub fn a_closed_connect_reports_closed(mut rig: Rig) {
     let token = rig.start_connect(&address);
     rig.driver.close(token);
     rig.closed(token);
+}
+
+pub fn a_stream_that_ended_before_its_connection_was_reported_ends(mut rig: Rig) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let token = rig.start_connect(&listener.local_addr().unwrap().into());
+    listener.set_nonblocking(true).unwrap();
+    let mut peer = loop {
+        match listener.accept() {
+            Ok((peer, _)) => break peer,
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+        // io_uring starts it here.
+        rig.driver.wait(Some(Duration::ZERO), &mut rig.pending).unwrap();
+    };
+    peer.write_all(b"end").unwrap();
+    peer.shutdown(Shutdown::Write).unwrap();
+    rig.connected(token).unwrap();
+    let mut buffer = [0; 64];
+    assert_eq!(rig.recv(token, &mut buffer).unwrap(), 3);
+    assert_eq!(rig.recv(token, &mut buffer).unwrap(), 0);
 }
 
 pub fn many_connections_are_accepted(mut rig: Rig) {

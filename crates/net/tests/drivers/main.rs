@@ -70,6 +70,7 @@ conformance!(
     connect_to_a_missing_unix_name_is_an_error,
     a_closed_connect_reports_closed,
     many_connections_are_accepted,
+    a_stream_that_ended_before_its_connection_was_reported_ends,
     accepting_goes_on_after_the_descriptor_limit,
     a_closed_listener_accepts_no_more,
     another_thread_wakes_a_wait,
