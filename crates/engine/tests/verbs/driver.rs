@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use starwire_engine::config::VerbsConfig;
 use starwire_net::reactor::driver::{Completion, Driver, IoPart, Token};
 use starwire_net::reactor::uring::UringDriver;
 use starwire_net::transport::SocketAddress;
@@ -77,6 +78,33 @@ fn credits_last_for_thousands_of_messages_to_a_slow_receiver() {
     let sent = pair.wait("the send", |pair| pair.a.take_send()).unwrap();
     assert_eq!(sent, total);
     assert!(target == out.concat());
+}
+
+#[test]
+fn as_many_messages_wait_as_there_are_buffers() {
+    fake_library::device("buffers", "queue=3000");
+    let config = VerbsConfig { buffer_bytes: 64 << 20, direct_min: u64::MAX, ..config("buffers") };
+    let mut pair = Pair::with(&config, epoll(), epoll());
+    let out = bytes(48 << 20, 1);
+    let token = pair.a.token;
+    unsafe { pair.a.driver.send(token, &[IoPart { ptr: out.as_ptr().cast_mut(), len: out.len() }]).unwrap() };
+    let mut messages = 0;
+    pair.wait("the messages", |pair| {
+        messages += pair.a.stats().messages_sent;
+        (messages > 2500).then_some(())
+    });
+    let mut target = vec![0u8; out.len()];
+    let mut received = 0;
+    while received < out.len() {
+        let token = pair.b.token;
+        let part = IoPart { ptr: target[received..].as_mut_ptr(), len: out.len() - received };
+        unsafe { pair.b.driver.recv(token, &[part]).unwrap() };
+        let n = pair.wait("a receive", |pair| pair.b.take_recv()).unwrap();
+        assert_ne!(n, 0, "the end of the stream");
+        received += n;
+    }
+    assert_eq!(pair.wait("the send", |pair| pair.a.take_send()).unwrap(), out.len());
+    assert!(target == out);
 }
 
 /// The inner driver of one with queue pairs; says whether it was told to end all operations while both were there.

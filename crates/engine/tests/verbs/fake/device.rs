@@ -171,10 +171,10 @@ pub unsafe extern "C" fn ibv_close_device(raw: *mut ibv_context) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_device(_context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-    let attr = unsafe { &mut *attr };
+pub unsafe extern "C" fn ibv_query_device(raw: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    let (spec, attr) = unsafe { (&context(raw).spec, &mut *attr) };
     attr.max_qp = 1000;
-    attr.max_qp_wr = 512;
+    attr.max_qp_wr = spec.queue;
     attr.max_cqe = 4096;
     attr.max_qp_rd_atom = 8;
     attr.max_qp_init_rd_atom = 8;

@@ -11,6 +11,8 @@ pub struct Spec {
     pub unreachable: bool,
     pub memlock: bool,
     pub mtu: i32,
+    /// Requests that a queue takes.
+    pub queue: i32,
     pub gid: [u8; 16],
     plans: Vec<Plan>,
     wants: HashMap<String, i64>,
@@ -37,6 +39,7 @@ impl Spec {
             unreachable: false,
             memlock: false,
             mtu: 3,
+            queue: 512,
             gid: gid.octets(),
             plans: Vec::new(),
             wants: HashMap::new(),
@@ -54,6 +57,7 @@ impl Spec {
                     spec.wants.insert(want.to_owned(), value.parse().unwrap());
                 }
                 "memlock" => spec.memlock = true,
+                "queue" => spec.queue = value.parse().unwrap(),
                 "mtu" => spec.mtu = value.parse().unwrap(),
                 "gid" => spec.gid = value.parse::<Ipv6Addr>().unwrap().octets(),
                 _ => {

@@ -92,7 +92,8 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
         return std::ptr::null_mut();
     }
     let init = unsafe { &mut *init };
-    if init.cap.max_send_wr > 512 || init.cap.max_recv_wr > 512 || init.cap.max_send_sge > 4 {
+    let most = owner.spec.queue.unsigned_abs();
+    if init.cap.max_send_wr > most || init.cap.max_recv_wr > most || init.cap.max_send_sge > 4 {
         errno(libc::EINVAL);
         return std::ptr::null_mut();
     }

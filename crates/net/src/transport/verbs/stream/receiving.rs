@@ -10,7 +10,7 @@ use crate::transport::verbs::wire::{Head, Offer};
 const BOUNCE_BELOW: usize = 4 << 10;
 /// Longest single READ, whatever the device allows.
 const MAX_READ: u32 = 1 << 30;
-/// What waits to be read. An honest peer has one send under way, whose parts are about half as many.
+/// Offers that wait to be read. An honest peer has one send under way, whose parts are about half as many.
 const MAX_WAITING: usize = 2048;
 
 impl Stream {
@@ -42,7 +42,8 @@ impl Stream {
         } else {
             self.items.push_back(Item::Bytes { slot, range: Head::LEN..start });
         }
-        if self.items.len() + offers.len() > MAX_WAITING {
+        // Each message with bytes occupies a slot.
+        if self.items.len() + offers.len() > MAX_WAITING + self.incoming.count() {
             return Err(VerbsError::Peer("it offers more than one send has"));
         }
         self.items.extend(offers.into_iter().map(Item::Offer));
