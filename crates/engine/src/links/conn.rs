@@ -19,6 +19,8 @@ use starwire_protocol::{CallHead, Connection, Failure, Owner, PeerInfo, Segment,
 
 /// Most pieces of one system call: the kernel's limit.
 const MAX_PARTS: usize = 1024;
+/// An idle connection keeps lists with room for this many pieces, but no longer ones.
+const FEW_PARTS: usize = 64;
 /// Most bytes that one send offers to the kernel; more would only delay other connections.
 const MAX_SEND: u64 = 8 << 20;
 /// The same if they are encrypted first.
@@ -435,6 +437,26 @@ impl<H: Host> Conn<H> {
                 self.proto.recycle(bytes);
             }
         }
+    }
+
+    /// After a quiet time, lists that grew in a busy one release their memory.
+    pub fn slim(&mut self) {
+        // These two are empty or out of date between calls.
+        if self.targets.capacity() > FEW_PARTS {
+            self.targets = Vec::new();
+        }
+        if self.parts.capacity() > FEW_PARTS {
+            self.parts = Vec::new();
+        }
+        if self.out.capacity() > FEW_PARTS && self.written == self.out.len() {
+            (self.out, self.written) = (Vec::new(), 0);
+        }
+    }
+
+    /// So many pieces fit into its longest list.
+    #[cfg(test)]
+    pub fn room(&self) -> usize {
+        self.targets.capacity().max(self.parts.capacity()).max(self.out.capacity())
     }
 
     /// A send is in flight, or only part of a block was taken.

@@ -123,6 +123,12 @@ impl<H: Host> Links<H> {
         self.conns.is_empty()
     }
 
+    /// So many pieces fit into the longest list of a connection.
+    #[cfg(test)]
+    pub fn room(&self) -> usize {
+        self.conns.values().map(|conn| conn.room()).max().unwrap_or(0)
+    }
+
     /// Sets the time for all that follows.
     pub fn set_now(&mut self, now: Instant) {
         self.dispatch.now = now;

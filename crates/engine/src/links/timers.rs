@@ -47,6 +47,7 @@ impl<H: Host> Links<H> {
         }
         if conn.proto.next_timeout().is_some_and(|t| t <= now) {
             let result = conn.proto.on_timeout(now);
+            conn.slim();
             mark(&mut self.dirty, conn);
             self.deliver(key);
             if let Err(error) = result {

@@ -67,6 +67,12 @@ impl<H: Host> Shard<H> {
         }
     }
 
+    /// So many pieces fit into the longest list of a connection.
+    #[cfg(test)]
+    pub fn room(&self) -> usize {
+        self.links.room()
+    }
+
     /// Another name service.
     #[cfg(test)]
     pub fn set_names(&mut self, look_up_name: LookUpName<H>) {

@@ -1,4 +1,4 @@
-//! Transfers that take far longer than a peer may be silent.
+//! Transfers that take far longer than a peer may be silent, and what is left of one.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use super::setup::Setup;
 use super::{Task, World};
 use crate::api::PendingOp;
 use crate::command::{NewCall, NewRecv};
+use crate::shard::Shard;
 
 /// Of a peer: a second until it is asked, and half a second to answer.
 const AFTER_MS: u64 = 1000;
@@ -17,6 +18,8 @@ const TIMEOUT_MS: u64 = 500;
 /// Bytes in a second. A block takes many times as long, the kernel's buffers a fraction.
 const RATE: u32 = 1 << 20;
 const MUCH: usize = 24 << 20;
+/// Pieces in a list that is not long.
+const FEW: usize = 64;
 const LONG: Duration = Duration::from_secs(3600);
 
 impl World {
@@ -28,8 +31,9 @@ impl World {
         world
     }
 
-    /// A request of the first task to the second one, with much in the reply (a RECV) or in both (a call).
-    fn request_much(&mut self, kind: Kind, need: Need) {
+    /// A request of the first task to the second one, with much in the reply (a RECV) or in both (a call, which has so
+    /// many parts).
+    fn request_much(&mut self, kind: Kind, parts: u64, need: Need) {
         self.next += 1;
         let id = self.next;
         let open = Open { from: 0, is_cancelled: false, has_buffers: false, not_before: None, due: None };
@@ -45,7 +49,9 @@ impl World {
             let op = op(reply_meta(&prefix, 1, 0, 0, false), value(&prefix, 1, 0, 0));
             task.channels[1].recv(NewRecv { step: 1, prefix: prefix.into(), frame: 0, iter: 0, op });
         } else {
-            let (meta, parts) = (id.to_le_bytes().to_vec(), vec![bytes_of(id << 2, MUCH)]);
+            let meta = id.to_le_bytes().to_vec();
+            let size = MUCH / parts as usize;
+            let parts: Vec<Vec<u8>> = (0..parts).map(|part| bytes_of(id << 2 | part, size)).collect();
             let op = op(meta.clone(), parts.clone());
             let payload = payload(parts, &task.shared.host.payloads);
             let (method, deadline_ms, wait_for_ready, deadline_to_connect) = (7, 0, true, false);
@@ -94,7 +100,7 @@ fn a_slow_transfer_is_not_taken_for_silence() {
         for kind in [Kind::Recv, Kind::Call] {
             let mut world = World::slow(has_tls);
             let began = world.now;
-            world.request_much(kind, Need::Now);
+            world.request_much(kind, 1, Need::Now);
             assert!(world.pass_for(LONG) && world.now - began > Duration::from_secs(20), "it is slow");
             assert_eq!(world.silences(), [0, 0]);
             world.end_slow();
@@ -107,7 +113,7 @@ fn a_peer_that_vanishes_in_a_transfer_is_noticed() {
     for has_tls in [false, true] {
         for kind in [Kind::Recv, Kind::Call] {
             let mut world = World::slow(has_tls);
-            world.request_much(kind, Need::None);
+            world.request_much(kind, 1, Need::None);
             assert!(!world.pass_for(Duration::from_secs(5)), "it is under way");
             let until = world.now + LONG;
             world.net.borrow_mut().partition(0, 1, until);
@@ -117,4 +123,21 @@ fn a_peer_that_vanishes_in_a_transfer_is_noticed() {
             world.end_slow();
         }
     }
+}
+
+#[test]
+fn an_idle_connection_keeps_no_long_lists() {
+    let mut world = World::slow(false);
+    world.net.borrow_mut().rate = None;
+    world.request_much(Kind::Call, 500, Need::Now);
+    assert!(world.pass_for(LONG));
+    let room = |world: &World| world.tasks.iter().flat_map(|task| &task.shards).map(Shard::room).max().unwrap();
+    assert!(room(&world) > FEW, "they are long after it");
+    // Both are asked whether they are still there.
+    let until = world.now + Duration::from_millis(2 * AFTER_MS);
+    while world.now < until {
+        world.pass(until);
+    }
+    assert!(room(&world) <= FEW);
+    world.end_slow();
 }

@@ -113,6 +113,7 @@ impl EpollDriver {
                 slot.readable = matches!(result, Ok(moved) if moved == asked);
                 slot.read_ended |= matches!(result, Ok(0) | Err(_));
                 slot.recv_len = 0;
+                sys::slim(&mut slot.recv);
                 self.report(Completion::Recv { token, result });
             }
         }
@@ -130,6 +131,7 @@ impl EpollDriver {
                 // After an error the next attempt fails at once as well.
                 slot.writable = !matches!(result, Ok(moved) if moved < asked);
                 slot.send_len = 0;
+                sys::slim(&mut slot.send);
                 self.report(Completion::Send { token, result });
             }
         }
@@ -461,4 +463,34 @@ fn control(epoll: &OwnedFd, how: libc::c_int, fd: RawFd, events: u32, data: u64)
     let mut event = libc::epoll_event { events, u64: data };
     // SAFETY: `event` is valid for the call, which copies it.
     sys::check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), how, fd, &mut event) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn an_idle_connection_keeps_no_long_lists() {
+        let mut driver = EpollDriver::new().unwrap();
+        let [a, b] = UnixStream::pair().map(|(a, b)| [a, b]).unwrap().map(|end| driver.register(end.into()).unwrap());
+        let mut bytes = [[7u8; 500], [0u8; 500]];
+        let [from, to] = bytes.each_mut().map(|list| {
+            list.iter_mut().map(|byte| IoPart { ptr: std::ptr::from_mut(byte), len: 1 }).collect::<Vec<_>>()
+        });
+        // SAFETY: the bytes outlive the driver's use of them, which ends with the completions below.
+        unsafe {
+            driver.send(a, &from).unwrap();
+            driver.recv(b, &to).unwrap();
+        }
+        let mut seen = Vec::new();
+        while seen.len() < 2 {
+            driver.wait(None, &mut seen).unwrap();
+        }
+        assert_eq!(bytes[1], bytes[0]);
+        for token in [a, b] {
+            let Slot { recv, send, .. } = driver.slot(token).unwrap();
+            assert!(recv.capacity() <= sys::FEW_PARTS && send.capacity() <= sys::FEW_PARTS);
+        }
+    }
 }

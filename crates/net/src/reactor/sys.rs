@@ -11,6 +11,9 @@ pub(crate) use crate::transport::{check, owned};
 /// The most pieces that the kernel takes in one operation (UIO_MAXIOV).
 pub const MAX_PARTS: usize = 1024;
 
+/// A descriptor without an operation keeps a list with room for this many pieces, but no longer one.
+pub const FEW_PARTS: usize = 64;
+
 /// How long a listener pauses after it hit the limit of descriptors or memory.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -45,6 +48,13 @@ pub fn fill_iovecs(iovecs: &mut Vec<libc::iovec>, parts: &[IoPart]) -> io::Resul
         Some(0) => Err(io::Error::new(io::ErrorKind::InvalidInput, "an operation on no bytes")),
         Some(total) if isize::try_from(total).is_ok() => Ok(total),
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the parts of an operation exceed the address space")),
+    }
+}
+
+/// Releases a long list after its operation.
+pub fn slim(iovecs: &mut Vec<libc::iovec>) {
+    if iovecs.capacity() > FEW_PARTS {
+        *iovecs = Vec::new();
     }
 }
 
