@@ -76,9 +76,8 @@ class RowUpdate : public KernelOverride {
     checked->assign(first, first + ids.dim_size(0));
     *out = {rows.flat<T>().data(), checked->data(), ids.dim_size(0), width};
     const int64_t limit = table.dim_size(0);
-    const auto bad = std::find_if(checked->begin(), checked->end(), [limit](Id id) {
-      return static_cast<uint64_t>(id) >= static_cast<uint64_t>(limit);
-    });
+    const auto bad = std::find_if(checked->begin(), checked->end(),
+                                  [limit](Id id) { return static_cast<uint64_t>(id) >= static_cast<uint64_t>(limit); });
     if (bad == checked->end()) return true;
     if (wrong != nullptr) *wrong = static_cast<size_t>(bad - checked->begin());
     return false;

@@ -110,8 +110,8 @@ impl Schedule {
             if has_effects(graph, node) {
                 continue;
             }
-            // On a back edge, this is only what the consumer itself is behind: fewer than it could be. A blocker is behind
-            // itself for others, not for what it waits for.
+            // On a back edge, this is only what the consumer itself is behind: fewer than it could be. A blocker is
+            // behind itself for others, not for what it waits for.
             let behind = |node: u32| before.get(&node).copied().unwrap_or(moments[index(node)].blockers);
             let consumers = graph.outs(node).map(|edge| behind(edge.dst));
             let Some(common) = consumers.reduce(|a, b| sets.both(a, b)) else { continue };
