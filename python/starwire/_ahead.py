@@ -17,6 +17,8 @@ from starwire import _ahead_graph
 
 # Each rewritten step costs a graph on the worker, each kind of run that is known a few lists here.
 _MOST_REWRITES, _MOST_KNOWN = 8, 1000
+# Seconds for which a step whose batch is ready waits for the next one.
+_MOMENT = 0.02
 
 
 def checked(steps):
@@ -26,8 +28,8 @@ def checked(steps):
 
 
 class Ahead:
-    """The batches of one session that no step has used yet. `depth`: the steps that overlap. The oldest are ready: they wait on the worker with what was pulled for them. The others
-    were only read. Whatever takes a batch takes the oldest one."""
+    """The batches of one session that no step has used yet. `depth`: the steps that overlap. The oldest are ready: they wait on the worker with
+    what was pulled for them. The others were only read. Whatever takes a batch takes the oldest one."""
 
     def __init__(self, session, run, depth):
         self._session, self._run_of_base = weakref.ref(session), run
@@ -35,39 +37,54 @@ class Ahead:
         self._known = {}
         self._rewrites = 0
         self._last = None  # the last run, if that was a step
-        self._step = self._rewrite = None  # the step that batches are read for
+        self._step = self._rewrite = self._iterator = None  # the step that batches are read for
         self._changed = threading.Condition()
-        self._ready = self._under_way = 0  # batches; steps, each of which makes a batch ready
+        self._owners = []  # the threads in the middle of a step, or of changing this: a signal handler may interrupt them
+        self._ready = 0  # batches
+        self._under_way = []  # the threads whose steps make batches ready
         self._reads = collections.deque()
         self._is_stale = False  # variables have changed since
-        self._is_broken = False  # a step has failed: nobody knows which batches it has taken
+        self._is_broken = False  # a run has failed: nobody knows which batches it has taken
+        self._is_closed = False
         self._reader = None
 
     def run(self, run, fetches, feeds, is_step):
         """`run(fetches)` runs these with the feeds. `is_step`: they may update variables, and nobody asks for how that went."""
-        mapper, known = self._find(fetches, feeds)
-        if not known.takes and not known.uses_iterators:
+        try:
+            mapper, known = self._find(fetches, feeds)
+        except Exception:  # the run says what is wrong with its arguments
+            return run(fetches)
+        own = threading.get_ident()
+        if (not known.takes and not known.iterators) or own in self._owners or self._is_closed:
             try:
                 return run(fetches)
             finally:
-                self._is_stale = self._is_stale or known.changes
-        with self._changed:
-            is_again, self._last = is_step and not feeds and self._last is known, known
-            if known.uses_iterators:
-                self._forget()
-            graph = self._next(known, is_again)
-        if graph is None:
-            return self.run_unknown(lambda: run(fetches))
-        wanted = [graph.fetched(one) for one in mapper.unique_fetches()]
-        if graph is self._rewrite:
-            return mapper.build_results(self._run_step(wanted))
+                if known.changes:
+                    self._is_stale = True
+                if known.iterators:
+                    self._is_broken = True
+        self._owners.append(own)
         try:
-            return mapper.build_results(run(wanted))
+            with self._changed:
+                graph = self._next(known, is_step and not feeds)
+            if graph is None:
+                return self.run_unknown(lambda: run(fetches))
+            wanted = [graph.fetched(one) for one in mapper.unique_fetches()]
+            if graph is self._rewrite:
+                return mapper.build_results(self._run_step(own, wanted))
+            try:
+                return mapper.build_results(run(wanted))
+            finally:
+                self._is_stale = True
+        except _DatasetError as error:
+            raise error.error from None
         except BaseException:
             self._is_broken = True
             raise
         finally:
-            self._is_stale = True
+            self._owners.remove(own)
+            if own in self._under_way:  # it was interrupted before its step began
+                self._end_step(own, False)
 
     def run_unknown(self, run):
         """What a callable does is not looked at: it takes an element behind those that were read."""
@@ -77,11 +94,22 @@ class Ahead:
             self._is_stale = True
 
     def close(self):
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.put(None)
+        with self._changed:
+            self._is_closed = True
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.put(None)
+            is_idle = not self._under_way and not self._is_broken and all(read.is_done for read in self._reads)
+            rewrite = self._rewrite if is_idle else None
+        if rewrite is not None:
+            try:  # what it holds on the worker
+                self._run(rewrite.clear)
+            except Exception:
+                return  # the server is gone, or the session was closed
 
-    __del__ = close
+    def __del__(self):
+        if self._reader is not None:
+            self._reader.put(None)
 
     def _run(self, fetches, feeds=None):
         return self._run_of_base(self._session(), fetches, feeds)
@@ -97,36 +125,51 @@ class Ahead:
         key = (tuple(map(id, wanted)), frozenset(map(id, fed)))
         known = self._known.get(key)
         if known is None:
-            if len(self._known) == _MOST_KNOWN:
+            if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             known = self._known[key] = _Known(wanted, fed)
         return mapper, known
 
-    def _next(self, known, is_again):
+    def _next(self, known, is_step):
         """The graph to run: the rewritten step, whose batch is ready, another one that takes the oldest batch, or none but the run's own."""
+        is_again, self._last = is_step and self._last is known, known
         if is_again and known is not self._step and not self._ready and not self._reads and not self._under_way:
             self._begin(known)
         if self._step is None:
             return None
         while self._under_way and (self._is_stale or self._is_broken):
             self._changed.wait()
-        if self._is_broken:
+        if self._is_broken or self._iterator in known.iterators:
             self._forget()
         is_step = known is self._step and is_again
-        if not is_step and (not (self._ready or self._reads) or not known.can_take(self._rewrite.cut)):
+        if not is_step and not (self._ready or self._reads):
+            return None
+        redirected = None if is_step else self._redirected(known)
+        if not is_step and redirected is None:
             return None
         if not self._make_ready(self._most_ready if is_step else 1):
-            return None  # raises it, too
+            return None  # raises that the dataset has ended, too
         self._ready -= 1
-        if is_step and self._read().error is None:
+        # Not if there is a surplus, which several threads leave behind, or if the next batch takes long: training may have to make it.
+        if is_step and self._ready + len(self._under_way) < self._most_ready and self._is_read():
             self._reads.popleft()
             self._begin_read()
-            self._under_way += 1
+            self._under_way.append(threading.get_ident())
             return self._rewrite
-        # The last batch of a dataset, or a run of another kind.
+        return redirected or self._redirected(known)
+
+    def _redirected(self, known):
+        """The run's graph with the oldest batch, if it can be given that."""
         if known.redirected is None or known.redirected[0] is not self._rewrite:
-            known.redirected = (self._rewrite, _ahead_graph.Redirected(self._session().graph, known.ops, known.fed, self._rewrite))
+            try:
+                made = _ahead_graph.Redirected(self._session().graph, known.wanted, known.ops, known.fed, self._rewrite) if self._can_take(known) else None
+            except _ahead_graph.Unable:
+                made = None
+            known.redirected = (self._rewrite, made)
         return known.redirected[1]
+
+    def _can_take(self, known):
+        return known.takes == self._step.takes
 
     def _begin(self, known):
         import tensorflow as tf
@@ -136,20 +179,22 @@ class Ahead:
         try:
             if self._rewrites == _MOST_REWRITES:
                 raise _ahead_graph.Unable(f"the session had {_MOST_REWRITES} other kinds of steps")
-            self._rewrite = _ahead_graph.Rewrite(self._session().graph, known.wanted, _ahead_graph.Parts(known.ops))
+            graph, parts = self._session().graph, _ahead_graph.Parts(known.ops)
+            rewrite = _ahead_graph.Rewrite(graph, known.wanted, parts)
+            redirected = _ahead_graph.Redirected(graph, known.wanted, known.ops, known.fed, rewrite)
         except _ahead_graph.Unable as reason:
             known.is_unable = True
             tf.compat.v1.logging.warning(f"starwire: a step runs without ahead=1: {reason}")
         else:
             self._rewrites += 1
-            self._step = known
+            self._rewrite, known.redirected = rewrite, (rewrite, redirected)
+            self._step, self._iterator = known, _ahead_graph.iterator_of(parts.take)
 
     def _forget(self):
         """Drops all batches."""
         while self._under_way or (self._reads and not self._reads[-1].is_done):
             self._changed.wait()
-        if self._rewrite is not None:
-            self._run(self._rewrite.clear)
+        self._run(self._rewrite.clear)
         self._reads.clear()
         self._ready, self._is_broken = 0, False
 
@@ -157,41 +202,42 @@ class Ahead:
         """Makes a batch ready, or as many as steps overlap. Raises what reading it has raised. False: the dataset has ended."""
         import tensorflow as tf
 
-        rewrite, is_stale, self._is_stale = self._rewrite, self._is_stale, False
-        for _ in range(self._ready if is_stale else 0):
-            inputs = self._run(rewrite.ready_inputs)
-            self._run(rewrite.first, dict(zip(rewrite.first_inputs, inputs)))
-        while self._ready == 0 or self._ready + self._under_way < most:
-            error = self._read().error
-            if error is not None and self._ready > 0:
+        rewrite = self._rewrite
+        if self._is_stale:
+            self._is_stale = False
+            for _ in range(self._ready):
+                inputs = self._run(rewrite.ready_inputs)
+                self._run(rewrite.first, dict(zip(rewrite.first_inputs, inputs)))
+        while self._ready == 0 or self._ready + len(self._under_way) < most:
+            if self._ready > 0 and not self._is_read():
                 return True
+            error = self._oldest_read().error
             self._reads.popleft()
             if isinstance(error, tf.errors.OutOfRangeError):
                 return False
             if error is not None:
-                raise error
+                raise _DatasetError(error)
             self._run(rewrite.first)
             self._ready += 1
         return True
 
-    def _run_step(self, wanted):
+    def _run_step(self, own, wanted):
+        is_made = False
         try:
             values = self._run(wanted + [self._rewrite.next])
-        except BaseException:
-            with self._changed:
-                self._is_broken = True
-                self._end_step()
-            raise
-        with self._changed:
-            self._ready += 1
-            self._end_step()
+            is_made = True
+        finally:
+            self._end_step(own, is_made)
         return values[:-1]
 
-    def _end_step(self):
-        self._under_way -= 1
-        self._changed.notify_all()
+    def _end_step(self, own, is_made):
+        with self._changed:
+            self._ready += is_made
+            self._is_broken = self._is_broken or not is_made
+            self._under_way.remove(own)
+            self._changed.notify_all()
 
-    def _read(self):
+    def _oldest_read(self):
         """The oldest batch that was only read, once that is done."""
         while True:
             if not self._reads:
@@ -201,13 +247,33 @@ class Ahead:
                 return read
             self._changed.wait()
 
+    def _is_read(self):
+        """Whether another batch was read. Waits for a moment."""
+        if not self._reads:
+            self._begin_read()
+        if not self._reads[0].is_done:
+            self._changed.wait_for(lambda: not self._reads or self._reads[0].is_done, _MOMENT)
+        return bool(self._reads) and self._reads[0].is_done and self._reads[0].error is None
+
     def _begin_read(self):
+        read = _Read(self._rewrite.read)
+        self._reads.append(read)
+        if self._is_closed:
+            read.is_done, read.error = True, RuntimeError("Attempted to use a closed Session.")
+            return
         if self._reader is None:
             self._reader = queue.SimpleQueue()
             arguments = (self._reader, self._session, self._run_of_base, self._changed)
             threading.Thread(target=_read_all, args=arguments, name="starwire-ahead", daemon=True).start()
-        self._reads.append(_Read(self._rewrite.read))
-        self._reader.put(self._reads[-1])
+        self._reader.put(read)
+
+
+class _DatasetError(Exception):
+    """What reading a batch has raised. The run that would have taken it raises it, and nothing is broken."""
+
+    def __init__(self, error):
+        super().__init__(str(error))
+        self.error = error
 
 
 class _Known:
@@ -216,19 +282,11 @@ class _Known:
     def __init__(self, wanted, fed):
         self.wanted, self.fed = wanted, fed
         self.ops = _ahead_graph.leading_to(wanted, fed)
-        self.takes, others = _ahead_graph.iterators(self.ops)
-        self.uses_iterators = bool(others)
+        self.takes = _ahead_graph.takes(self.ops)
+        self.iterators = _ahead_graph.iterators_used(self.ops)
         self.changes = _ahead_graph.changes_variables(self.ops)
         self.is_unable = False
-        self.redirected = None  # a rewritten step, and the same run with one of its batches
-        self._cut = None
-
-    def can_take(self, cut):
-        """Whether it takes no element if it is given these tensors."""
-        if self._cut is None or self._cut[0] is not cut:
-            takes, _ = _ahead_graph.iterators(_ahead_graph.leading_to(self.wanted, [*self.fed, *cut]))
-            self._cut = (cut, not takes)
-        return self._cut[1]
+        self.redirected = None  # a rewritten step, and this run with one of its batches, if it can take one
 
 
 class _Read:

@@ -2,7 +2,7 @@
 
 The operations that lead to what a run fetches are sorted into
 
-* *sources*: variables, iterators;
+* *sources*: variables, iterators, and other objects that are found by name;
 * *constants*: operations without effects that need no input;
 * *input*: IteratorGetNext, and operations without effects that need nothing but its outputs and constants;
 * *pulls*: reads of variables that wait for nothing but these, and operations without effects on the task of a variable that need nothing else;
@@ -13,14 +13,21 @@ values from a second stage, runs a copy of the rest, then pulls for the next bat
 """
 
 import contextlib
+import threading
 import uuid
 
 _VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable", "AutoReloadVariable"))
 _NEXT = frozenset(("IteratorGetNext", "IteratorGetNextSync"))
 _READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 _PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
+# With functions that may run on other tasks: an edge behind them does not wait for all that these do.
+_BRANCHES = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
+# Their objects live as long as a step, or they have effects that nothing can wait for.
+_OF_STEP = ("TensorArray", "Stack", "Random", "Stateless", "Truncated", "ParameterizedTruncated", "Multinomial", "Assert", "Print")
 # A table that never changes once it has been initialised.
 _TABLE, _FIND = frozenset(("HashTableV2", "HashTable")), frozenset(("LookupTableFindV2", "LookupTableFind"))
+# Sessions in several threads may have one graph.
+_extending = threading.RLock()
 
 
 class Unable(Exception):
@@ -49,17 +56,22 @@ def leading_to(fetched, fed=()):
     return order
 
 
-def iterators(ops):
-    """The operations that take an element, and those that do anything else with an iterator."""
-    takes = [op for op in ops if op.type in _NEXT]
-    others = [op for op in ops if ("Iterator" in op.type or op.type == "DeleteIterator") and op.type not in _NEXT and op.inputs and _has_handle(op)]
-    return takes, others
+def takes(ops):
+    return [op for op in ops if op.type in _NEXT]
 
 
-def _has_handle(op):
-    import tensorflow as tf
+def iterators_used(ops):
+    """The names of the iterators with which one of these operations does anything but take an element or tell its name."""
+    found = set()
+    for op in ops:
+        is_other = op.type not in _NEXT and op.type not in ("IteratorToStringHandle", "SerializeIterator", "IteratorGetDevice")
+        if is_other and ("Iterator" in op.type):
+            found.update(_name_of(one.op) for one in op.inputs if _is_handle(one))
+    return found
 
-    return any(one.dtype == tf.resource for one in op.inputs)
+
+def iterator_of(op):
+    return _name_of(op.inputs[0].op)
 
 
 def changes_variables(ops):
@@ -111,14 +123,10 @@ class Parts:
 
     def __init__(self, ops):
         self.ops = ops
-        self.takes = [op for op in ops if op.type in _NEXT]
-        if not self.takes:
-            raise Unable("it takes nothing from a dataset's iterator")
-        tasks = {_task(op.device) for op in self.takes}
-        if len(tasks) > 1:
-            raise Unable("its iterators are on several tasks")
-        self._own = tasks.pop()
-        self._servers = {_task(op.device) for op in ops if op.type in _VARIABLES} - {self._own, (None, None)}
+        if len(takes(ops)) != 1:
+            raise Unable("it takes more than one element" if takes(ops) else "it takes nothing from a dataset's iterator")
+        self.take = takes(ops)[0]
+        self._servers = {_task(op.device) for op in ops if op.type in _VARIABLES} - {_task(self.take.device), (None, None)}
         self.in_control_flow = _in_control_flow(ops)
         self.kind = {}
         for op in ops:
@@ -126,7 +134,7 @@ class Parts:
         self.roots = self._roots()
 
     def _kind_of(self, op):
-        if op.type in _VARIABLES or op.type in _TABLE or (op.type.startswith(("Iterator", "OneShotIterator")) and not op.inputs):
+        if _is_source(op):
             return "source"
         kinds = {self.kind.get(one.op) for one in op.inputs} | {self.kind.get(one) for one in op.control_inputs}
         if op.type in _NEXT:
@@ -146,18 +154,16 @@ class Parts:
         if "pull" in kinds:
             return "pull" if _task(op.device) in self._servers else "rest"
         if "input" in kinds and "pull" not in kinds:
-            return "input" if _task(op.device) in (self._own, (None, None)) else "rest"
+            return "rest" if _task(op.device) in self._servers else "input"
         return "constant"
 
     def _roots(self):
-        """By tensor that is a handle: the names of the variables that it may be of."""
+        """By tensor that is a handle: the names of the objects that it may be of."""
         roots, changed = {}, True
         while changed:  # in loops, handles come back
             changed = False
             for op in self.ops:
-                given = set().union(*(roots.get(one, ()) for one in op.inputs if _is_handle(one)))
-                if not given and op.type in _VARIABLES:
-                    given = {_name_of(op)}
+                given = {_name_of(op)} if _is_source(op) else set().union(*(roots.get(one, ()) for one in op.inputs if _is_handle(one)))
                 for one in op.outputs:
                     if _is_handle(one) and not given <= roots.get(one, set()):
                         roots[one] = roots.get(one, set()) | given
@@ -166,7 +172,7 @@ class Parts:
 
     def cut(self):
         """Tensors that can be fed, without which nothing needs the iterators."""
-        found, open_ = [], [one for op in self.takes for one in op.outputs]
+        found, open_ = [], list(self.take.outputs)
         while open_:
             one = open_.pop(0)
             if _can_be_staged(one):
@@ -180,8 +186,26 @@ class Parts:
                     open_.extend(op.outputs)
         return list(dict.fromkeys(found))
 
-    def roots_of(self, op):
-        return set().union(*(self.roots.get(one, ()) for one in op.inputs if _is_handle(one)))
+    def updates(self, read):
+        """The operations of the rest behind which a read of variables sees what one in the next step would see."""
+        variables = {_name_of(op) for op in self.ops if op.type in _VARIABLES}
+        passive = {_name_of(op) for op in self.ops if op.type in _TABLE or op.type.endswith("Iterator") or "IteratorV2" in op.type}
+        read_roots, found = self._roots_of(read)[0], []
+        for op in self.of("rest"):
+            touches, (roots, is_known) = _touches(op), self._roots_of(op)
+            if (touches and _only_reads(op)) or not (touches or op._is_stateful) or op.type.startswith(_OF_STEP):
+                continue
+            # What is neither a variable's update nor harmless may wait for an update of another worker.
+            if touches and is_known and roots <= (variables | passive) and not roots & read_roots:
+                continue
+            if op in self.in_control_flow or op.type in _BRANCHES:
+                raise Unable(f"{op.name} is in a condition or a loop, and may update a variable or wait for an update")
+            found.append(op)
+        return found
+
+    def _roots_of(self, op):
+        handles = [self.roots.get(one, set()) for one in op.inputs if _is_handle(one)]
+        return set().union(*handles), all(handles)
 
     def of(self, *kinds):
         return [op for op in self.ops if self.kind[op] in kinds]
@@ -189,6 +213,11 @@ class Parts:
     def is_beside(self, op, other):
         """Whether both are on the same server."""
         return _task(op.device) == _task(other.device) and _task(op.device) in self._servers
+
+
+def _is_source(op):
+    """Whether it finds an object that outlives the step. A copy might find another one."""
+    return op._is_stateful and "shared_name" in op.node_def.attr and any(map(_is_handle, op.outputs))
 
 
 def _can_be_staged(tensor):
@@ -245,30 +274,32 @@ class Rewrite:
         if not pulled:
             raise Unable("the worker reads no variable on another task whose row it could know before its step begins")
         read, ready = self._prefix + "_read", self._prefix + "_ready"
-        device = parts.takes[0].device or None
+        shapes = _shapes(graph, inputs + pulled)
+        device = parts.take.device or None
         with tf.compat.v1.device(device), tf.compat.v1.device("CPU:0"):
             self.read = tf.raw_ops.Stage(values=inputs, shared_name=read)
-            following = _unstage(inputs, read)
+            following = _unstage(inputs, read, shapes)
             with tf.control_dependencies(following[:1]):  # so that the planner knows: both are there
-                now = _unstage(inputs + pulled, ready)
-            self.ready_inputs = _unstage(inputs + pulled, ready)[: len(inputs)]
-            self.first_inputs = _unstage(inputs, read)
+                now = _unstage(inputs + pulled, ready, shapes)
+            self.ready_inputs = _unstage(inputs + pulled, ready, shapes)[: len(inputs)]
+            self.first_inputs = _unstage(inputs, read, shapes)
             self.clear = tf.group(
                 tf.raw_ops.StageClear(dtypes=[one.dtype for one in inputs], shared_name=read),
                 tf.raw_ops.StageClear(dtypes=[one.dtype for one in inputs + pulled], shared_name=ready),
             )
-        rest = _copies(graph, copied, dict(zip(inputs + pulled, now)), self._prefix + "/step")
         pulls = parts.of("pull")
-        first = _copies(graph, pulls, dict(zip(inputs, self.first_inputs)), self._prefix + "/first")
-        later = _copies(graph, pulls, dict(zip(inputs, following)), self._prefix + "/next")
+        step = _Copies("step", copied, dict(zip(inputs + pulled, now)))
+        later = _Copies("next", pulls, dict(zip(inputs, following)))
         for op in pulls:
-            later[op]._add_control_inputs(self._updates(op, rest))
+            later.after(op, [step.name_of(one) for one in parts.updates(op)])
+        first = _Copies("first", pulls, dict(zip(inputs, self.first_inputs)))
+        _add(graph, self._prefix, step, later, first)
         with tf.compat.v1.device(device), tf.compat.v1.device("CPU:0"):
-            self.first = tf.raw_ops.Stage(values=self.first_inputs + [first[one] for one in pulled], shared_name=ready)
-            self.next = tf.raw_ops.Stage(values=following + [later[one] for one in pulled], shared_name=ready)
+            self.first = tf.raw_ops.Stage(values=self.first_inputs + [first.made[one] for one in pulled], shared_name=ready)
+            self.next = tf.raw_ops.Stage(values=following + [later.made[one] for one in pulled], shared_name=ready)
         staged = dict(zip(inputs + pulled, now))
-        self._fetches = {one: rest.get(one, staged.get(one, one)) for one in self._fetched}
-        nothing = [one for one in self._fetched if hasattr(one, "node_def") and one not in rest and parts.kind[one] in ("input", "pull")]
+        self._fetches = {one: step.made.get(one, staged.get(one, one)) for one in self._fetched}
+        nothing = [one for one in self._fetched if hasattr(one, "node_def") and one not in step.made and parts.kind[one] in ("input", "pull")]
         self._fetches.update((one, now[0].op) for one in nothing)  # they have run
 
     def _tensors(self, kind):
@@ -284,40 +315,46 @@ class Rewrite:
                         copied.add(one.op)
         return [op for op in parts.ops if op in copied]
 
-    def _updates(self, op, copies):
-        """The copies of the operations that may change a variable which this one reads."""
-        roots = self._parts.roots_of(op)
-        updates = []
-        for other in self._parts.of("rest"):
-            if roots and _touches(other) and not _only_reads(other) and roots & self._parts.roots_of(other):
-                if other in self._parts.in_control_flow:
-                    raise Unable(f"{other.name} updates a variable in a condition or a loop")
-                updates.append(copies[other])
-        return updates
-
 
 class Redirected:
     """A run that takes the oldest batch that is ready, instead of an element. What is fed stays as it is."""
 
-    def __init__(self, graph, ops, fed, rewrite):
-        given, copied = {one: value for one, value in zip(rewrite.cut, rewrite.ready_inputs) if one not in fed}, set()
+    def __init__(self, graph, wanted, ops, fed, rewrite):
+        staged = dict(zip(rewrite.cut, rewrite.ready_inputs))
+        given = {**staged, **{one: one for one in fed}}
+        copied, needs = set(), set(takes(ops))  # needs: what only leads from the element to those
         in_control_flow = _in_control_flow(ops)
         for _ in range(2):
             for op in ops:
-                if any(one in given or one.op in copied for one in op.inputs) or any(one in copied for one in op.control_inputs):
+                if any(one.op in needs and one not in given for one in op.inputs):
+                    needs.add(op)
+                elif any(one in staged and one not in fed or one.op in copied for one in op.inputs) or any(one in copied or one in needs for one in op.control_inputs):
                     copied.add(op)
             if not copied & in_control_flow:
                 break
-            copied |= in_control_flow  # a loop is copied as a whole
-        copied = [op for op in ops if op in copied]
+            copied |= in_control_flow - needs  # a loop is copied as a whole
+        if any(one not in staged and (one in needs or getattr(one, "op", None) in needs) and not hasattr(one, "node_def") for one in wanted):
+            raise Unable("it fetches what cannot be kept")
+        if any(one not in given for op in needs for one in op.outputs for user in one.consumers() if user in copied):
+            raise Unable("it takes what cannot be kept")
         with _extended(graph):
-            self._made = _copies(graph, copied, given, _unique_name() + "/run")
-            for op in copied:
-                self._made[op]._add_control_inputs([one for one in op.control_inputs if one not in self._made])
-        self._made.update(given)
+            run = _Copies("run", [op for op in ops if op in copied], given)
+            for op in run.ops:
+                outside = [one for one in op.control_inputs if one not in copied]
+                run.after_others(op, [staged[rewrite.cut[0]] if one in needs else _gate(one) for one in outside])
+            _add(graph, _unique_name(), run)
+        self._made = {**run.made, **given, **{op: rewrite.ready_inputs[0].op for op in needs}}
 
     def fetched(self, one):
         return self._made.get(one, one)
+
+
+def _gate(op):
+    """A tensor behind an operation, which may have none."""
+    import tensorflow as tf
+
+    with tf.control_dependencies([op]), tf.compat.v1.device(op.device or None):
+        return tf.constant(0)
 
 
 def _unique_name():
@@ -329,44 +366,96 @@ def _extended(graph):
     """Lets operations be added to a graph, whatever the caller's context is."""
     import tensorflow as tf
 
-    is_final = graph.finalized
-    if is_final:
-        graph._unsafe_unfinalize()
-    try:
-        with graph.as_default(), tf.control_dependencies(None), tf.compat.v1.device(None), tf.compat.v1.name_scope(None):
-            yield
-    finally:
+    with _extending:
+        is_final = graph.finalized
         if is_final:
-            graph.finalize()
+            graph._unsafe_unfinalize()
+        try:
+            with graph.as_default(), tf.control_dependencies(None), tf.compat.v1.device(None), tf.compat.v1.name_scope(None):
+                yield
+        finally:
+            if is_final:
+                graph.finalize()
 
 
-def _copies(graph, ops, given, name):
-    """Copies operations, with `given` for tensors of others. Returns the copies by what they are of."""
+class _Copies:
+    """Copies of operations, with `given` for tensors of others. `made`: the copies by what they are of, once they have been added."""
+
+    def __init__(self, name, ops, given):
+        import tensorflow as tf
+
+        self.name, self.ops, self._given = name, ops, given
+        own, self.outside, self.made = set(ops), {}, {}
+        self.nodes = {op: tf.compat.v1.NodeDef() for op in ops}
+        for op, node in self.nodes.items():
+            node.CopyFrom(op.node_def)
+            node.name = self.name_of(op)
+            node.attr.pop("_class", None)  # they have the device of what they are colocated with
+            if "shared_name" in node.attr and not node.attr["shared_name"].s:  # the object is named after the original
+                node.attr["shared_name"].s = op.name.encode()
+            del node.input[:]
+            for one in op.inputs:
+                is_own = one.op in own and one not in given
+                node.input.append(f"{name}/{one.name}" if is_own else self._outside(given.get(one, one)))
+        for op, node in self.nodes.items():
+            node.input.extend("^" + self.name_of(one) for one in op.control_inputs if one in own)
+
+    def name_of(self, op):
+        return f"{self.name}/{op.name}"
+
+    def _outside(self, tensor):
+        alias = f"{self.name}_outside_{len(self.outside)}"
+        self.outside[alias + ":0"] = tensor
+        return alias + ":0"
+
+    def after(self, op, names):
+        self.nodes[op].input.extend("^" + name for name in names)
+
+    def after_others(self, op, tensors):
+        for tensor in tensors:
+            alias = f"{self.name}_after_{len(self.outside)}"
+            self.outside["^" + alias] = tensor
+            self.nodes[op].input.append("^" + alias)
+
+
+def _add(graph, name, *all_copies):
+    """Adds copies to a graph, all at once: another thread's run may take the graph as it is at any moment."""
     import tensorflow as tf
 
-    own, outside, data = set(ops), {}, tf.compat.v1.GraphDef()
+    data, outside = tf.compat.v1.GraphDef(), {}
     data.versions.CopyFrom(graph.graph_def_versions)
-    for op in ops:
-        node = data.node.add()
-        node.CopyFrom(op.node_def)
-        node.attr.pop("_class", None)  # they have the device of what they are colocated with
-        del node.input[:]
-        for one in op.inputs:
-            node.input.append(one.name)
-            if one.op not in own or one in given:
-                outside[one.name] = given.get(one, one)
-        node.input.extend("^" + one.name for one in op.control_inputs if one in own)
+    for copies in all_copies:
+        data.node.extend(copies.nodes.values())
+        outside.update(copies.outside)
     tf.compat.v1.import_graph_def(data, input_map=outside, name=name)
-    made = {}
-    for op in ops:
-        made[op] = graph.get_operation_by_name(f"{name}/{op.name}")
-        made.update(zip(op.outputs, made[op].outputs))
-    return made
+    for copies in all_copies:
+        for op in copies.ops:
+            made = copies.made[op] = graph.get_operation_by_name(f"{name}/{copies.name_of(op)}")
+            copies.made.update(zip(op.outputs, made.outputs))
 
 
-def _unstage(values, name):
+def _shapes(graph, tensors):
+    """The shapes that the server will know. set_shape() may have told the client more."""
+    import tensorflow as tf
+
+    data = tf.compat.v1.GraphDef()
+    data.versions.CopyFrom(graph.graph_def_versions)
+    for op in leading_to(tensors):
+        data.node.add().CopyFrom(op.node_def)
+        data.node[-1].attr.pop("_class", None)
+    scratch = tf.Graph()
+    try:
+        with scratch.as_default():
+            tf.compat.v1.import_graph_def(data, name="")
+    except ValueError:  # it calls functions, which are not there
+        return {}
+    return {one: scratch.get_tensor_by_name(one.name).shape for one in tensors}
+
+
+def _unstage(values, name, shapes):
     """Takes values out of a stage again. TensorFlow optimizes what it knows the shapes of: other roundings were other bits."""
     import tensorflow as tf
 
     made = tf.raw_ops.Unstage(dtypes=[one.dtype for one in values], shared_name=name)
-    return [one if value.shape.rank is None else tf.raw_ops.EnsureShape(input=one, shape=value.shape) for one, value in zip(made, values)]
+    shaped = lambda one, shape: one if shape is None or shape.rank is None else tf.raw_ops.EnsureShape(input=one, shape=shape)
+    return [shaped(one, shapes.get(value)) for one, value in zip(made, values)]
