@@ -274,10 +274,11 @@ impl<O: Owner> Events<O> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    struct Nothing;
+    /// An owner that refuses nothing and sends nothing.
+    pub struct Nothing;
 
     impl super::super::owner::Payload for Nothing {
         fn part_count(&self) -> usize {
@@ -289,7 +290,7 @@ mod tests {
         fn copy_part(&self, _part: usize, _out: &mut Vec<u8>) {}
     }
 
-    struct Op([u64; 20]);
+    pub struct Op([u64; 20]);
 
     impl super::super::owner::ReplyBuffer for Op {
         fn alloc(&mut self, _meta: &[u8], _lens: &[u64]) -> Result<(), Failure> {

@@ -587,3 +587,42 @@ impl<O: Owner> Connection<O> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::Phase;
+    use crate::event::tests::Nothing;
+    use crate::settings::Settings;
+
+    #[test]
+    fn a_quiet_client_releases_its_tables() {
+        let now = Instant::now();
+        let settings = Settings::new("/job:worker/task:0", "grpc++", 1, [0; 32]);
+        let interval = settings.keepalive_interval;
+        let mut connection = Connection::<Nothing>::client(settings, now);
+        connection.phase = Phase::Ready;
+        let Side::Client(client) = &mut connection.side else { panic!("no client") };
+        client.requests.reserve(100);
+        client.waiting.iter_mut().for_each(|ids| ids.reserve(100));
+        client.lens.reserve(100);
+        connection.on_timeout(now + interval).unwrap();
+        let Side::Client(client) = &connection.side else { panic!("no client") };
+        let waiting: usize = client.waiting.iter().map(VecDeque::capacity).sum();
+        assert_eq!((client.requests.capacity(), waiting, client.lens.capacity()), (0, 0, 0));
+    }
+
+    #[test]
+    fn ended_requests_do_not_pile_up_in_a_queue() {
+        let mut client = Client::<Nothing>::new(IdHash::new());
+        for id in 0..10_000 {
+            if id < 100 {
+                let request = Request { op: None, deadline: None, queue: Queue::Call, bytes: 0, state: State::Sent };
+                assert!(client.enter(id, request).is_ok());
+            }
+            client.wait(Queue::Call, id);
+            assert!(client.waiting[Queue::Call as usize].len() <= 64 + 2 * 100);
+        }
+        assert!(client.waiting[Queue::Call as usize].iter().copied().take(100).eq(0..100));
+    }
+}

@@ -365,3 +365,28 @@ impl Payload for Details {
         out.extend_from_slice(self.part(part));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::connection::Phase;
+    use crate::event::tests::Nothing;
+    use crate::settings::Settings;
+
+    #[test]
+    fn a_quiet_server_releases_its_tables() {
+        let now = Instant::now();
+        let settings = Settings::new("/job:ps/task:0", "grpc++", 1, [0; 32]);
+        let interval = settings.keepalive_interval;
+        let mut connection = Connection::<Nothing>::server(settings, now);
+        connection.phase = Phase::Ready;
+        let Side::Server(server) = &mut connection.side else { panic!("no server") };
+        server.requests.reserve(100);
+        server.lens.reserve(100);
+        connection.on_timeout(now + interval).unwrap();
+        let Side::Server(server) = &connection.side else { panic!("no server") };
+        assert_eq!((server.requests.capacity(), server.lens.capacity()), (0, 0));
+    }
+}
