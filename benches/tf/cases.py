@@ -281,9 +281,7 @@ class Ctr(Case):
             self.train_op = optimizer.minimize(self.loss, global_step=total)
             self.more(total, self.batch_ids)
             self.accumulators = [optimizer.get_slot(v, "accumulator") for v in tf1.trainable_variables()]
-        self.init_op = tf.group(tf1.global_variables_initializer(), *self.initializers)
-
-    initializers = ()
+        self.init_op = tf1.global_variables_initializer()
 
     def source(self):
         """The number of a step's batch."""
@@ -323,13 +321,11 @@ class Ctr(Case):
         return float(late)
 
 
-class DatasetCtr(Ctr):
-    """The same with batches from a dataset, and the runs of a MonitoredTrainingSession, which are no callables."""
+class FromDataset:
+    """A model with batches from a dataset, and the runs of a MonitoredTrainingSession, which are no callables."""
 
     def source(self):
-        iterator = tf1.data.make_initializable_iterator(tf.data.Dataset.range(self.BATCHES).repeat())
-        self.initializers = (iterator.initializer,)
-        return tf.cast(iterator.get_next(), tf.int32)
+        return tf.cast(tf1.data.make_one_shot_iterator(tf.data.Dataset.range(self.BATCHES).repeat()).get_next(), tf.int32)
 
     def open(self, session):
         self.session, self.losses = session, []
@@ -338,6 +334,10 @@ class DatasetCtr(Ctr):
     def run_with(self, options, metadata):
         self.losses.append(float(self.session.run([self.loss, self.train_op], options=options, run_metadata=metadata)[0]))
         self.steps += 1
+
+
+class DatasetCtr(FromDataset, Ctr):
+    pass
 
 
 class CountedCtr(Ctr):

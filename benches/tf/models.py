@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from cases import Ctr
+from cases import Ctr, FromDataset
 
 # Values of the 26 categorical fields in the Criteo Kaggle data set.
 VALUES = (
@@ -25,6 +25,10 @@ class Criteo(Ctr):
 
 class WideAndDeep(Criteo):
     """A perceptron over all embeddings, plus a weight for each value."""
+
+
+class DatasetWideAndDeep(FromDataset, WideAndDeep):
+    pass
 
 
 class WithFtrl(WideAndDeep):
@@ -92,4 +96,4 @@ def other_sizes():
     for batch in (512, 2048):
         made.append(WithFtrl(f"wdl-ftrl-{batch}", "Wide & Deep, the wide part by FTRL", batch, False, ps=1))
         made.append(WithFtrl(f"wdl-all-ftrl-{batch}", "Wide & Deep by FTRL", batch, True, ps=1))
-    return made
+    return made + [DatasetWideAndDeep(f"wdl-data-{batch}", "Wide & Deep, batches from a dataset", batch) for batch in (512, 2048)]

@@ -161,15 +161,14 @@ class Ahead:
     def _redirected(self, known):
         """The run's graph with the oldest batch, if it can be given that."""
         if known.redirected is None or known.redirected[0] is not self._rewrite:
-            try:
-                made = _ahead_graph.Redirected(self._session().graph, known.wanted, known.ops, known.fed, self._rewrite) if self._can_take(known) else None
-            except _ahead_graph.Unable:
-                made = None
+            made = None
+            if known.takes == self._step.takes:
+                try:
+                    made = _ahead_graph.Redirected(self._session().graph, known.wanted, known.ops, known.fed, self._rewrite)
+                except _ahead_graph.Unable:
+                    pass  # it takes an element behind those that were read
             known.redirected = (self._rewrite, made)
         return known.redirected[1]
-
-    def _can_take(self, known):
-        return known.takes == self._step.takes
 
     def _begin(self, known):
         import tensorflow as tf

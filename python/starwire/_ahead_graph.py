@@ -13,6 +13,7 @@ values from a second stage, runs a copy of the rest, then pulls for the next bat
 """
 
 import contextlib
+import functools
 import threading
 import uuid
 
@@ -111,6 +112,7 @@ def _in_control_flow(ops):
     return found
 
 
+@functools.lru_cache(maxsize=None)
 def _task(device):
     import tensorflow as tf
 
@@ -128,6 +130,7 @@ class Parts:
         self.take = takes(ops)[0]
         self._servers = {_task(op.device) for op in ops if op.type in _VARIABLES} - {_task(self.take.device), (None, None)}
         self.in_control_flow = _in_control_flow(ops)
+        self._known_effects = None
         self.kind = {}
         for op in ops:
             self.kind[op] = self._kind_of(op)
@@ -188,20 +191,28 @@ class Parts:
 
     def updates(self, read):
         """The operations of the rest behind which a read of variables sees what one in the next step would see."""
-        variables = {_name_of(op) for op in self.ops if op.type in _VARIABLES}
-        passive = {_name_of(op) for op in self.ops if op.type in _TABLE or op.type.endswith("Iterator") or "IteratorV2" in op.type}
         read_roots, found = self._roots_of(read)[0], []
-        for op in self.of("rest"):
-            touches, (roots, is_known) = _touches(op), self._roots_of(op)
-            if (touches and _only_reads(op)) or not (touches or op._is_stateful) or op.type.startswith(_OF_STEP):
-                continue
-            # What is neither a variable's update nor harmless may wait for an update of another worker.
-            if touches and is_known and roots <= (variables | passive) and not roots & read_roots:
+        for op, roots in self._effects():
+            if roots is not None and not roots & read_roots:
                 continue
             if op in self.in_control_flow or op.type in _BRANCHES:
                 raise Unable(f"{op.name} is in a condition or a loop, and may update a variable or wait for an update")
             found.append(op)
         return found
+
+    def _effects(self):
+        """Operations of the rest, with the names of the variables that each may update; None: it may wait for an update of another worker."""
+        if self._known_effects is None:
+            variables = {_name_of(op) for op in self.ops if op.type in _VARIABLES}
+            passive = {_name_of(op) for op in self.ops if op.type in _TABLE or op.type.endswith("Iterator") or "IteratorV2" in op.type}
+            self._known_effects = []
+            for op in self.of("rest"):
+                touches, (roots, is_known) = _touches(op), self._roots_of(op)
+                if (touches and _only_reads(op)) or not (touches or op._is_stateful) or (op.type.startswith(_OF_STEP) and not roots):
+                    continue
+                is_update = touches and is_known and roots <= (variables | passive)
+                self._known_effects.append((op, roots if is_update else None))
+        return self._known_effects
 
     def _roots_of(self, op):
         handles = [self.roots.get(one, set()) for one in op.inputs if _is_handle(one)]
