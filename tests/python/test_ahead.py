@@ -236,9 +236,10 @@ def behind_a_barrier(case):
     """Another session makes the update; the step waits until that is done."""
     with one().device("/job:ps/task:0"):
         asks, done = (tf.queue.FIFOQueue(9, [tf.int32], [()], shared_name=name + str(case.ahead)) for name in ("asks", "done"))
-        asked, served, update = asks.enqueue(1), done.enqueue(1), case.v.assign_add(1, read_value=False)
-        taken = asks.dequeue()
-        with tf.control_dependencies([case.row, asked]):
+        taken, served, update = asks.dequeue(), done.enqueue(1), case.v.assign_add(1, read_value=False)
+        with tf.control_dependencies([case.row]):
+            asked = asks.enqueue(1)
+        with tf.control_dependencies([asked]):
             step = tf.group(done.dequeue())
     other = one().Session(case.target)
     case.begin(step)
@@ -289,9 +290,11 @@ def by_threads(case):
         thread.start()
     for thread in threads:
         thread.join(60)
+    numbers = [number for _, number in case.seen]
     case.seen.clear()
     case.take(6)
-    return case.seen
+    # Which thread took which batch is not determined.
+    return [row for row, _ in case.seen], sorted(numbers + [number for _, number in case.seen])
 
 
 def fed_in_part(case):
