@@ -12,6 +12,7 @@
 
 #include "cc/graph/names.h"
 #include "cc/graph/operations.h"
+#include "include/starwire.h"
 #include "tensorflow/core/framework/node_def.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op_def.pb.h"
