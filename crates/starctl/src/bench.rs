@@ -26,8 +26,8 @@ use crate::remote;
 #[command(after_help = "\
 Without --serve and --to, both ends run in this process: over a unix socket, over TCP, and over
 RDMA if this host has a device for it. Between hosts, STARWIRE_TRANSPORT=verbs at both ends measures
-RDMA. A step requests all its tensors at once and ends with the last byte of the last one; the bytes
-are checked. The server's tensors are already in memory, so the result is the limit of the
+RDMA. A step requests all its tensors at once and ends with the last byte of the last one; three
+bytes of each are checked. The server's tensors are already in memory, so the result is the limit of the
 transport, not the speed of a training job. CPU is the time of this process per tensor (or call), of
 both ends if both run here.
 The variables of docs/configuration.md apply, except those for addresses if both ends run here.")]
@@ -50,7 +50,7 @@ pub struct Args {
     seconds: u64,
 }
 
-const SERVER: &str = "/job:starctl/replica:0/task:0";
+pub const SERVER: &str = "/job:starctl/replica:0/task:0";
 const CLIENT: &str = "/job:starctl/replica:0/task:1";
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -110,7 +110,7 @@ fn start(env: &Environment, task: &str, host: &str, server: &str) -> Result<Task
     Ok(Task::start(env, identity(task, host, server), incarnation)?)
 }
 
-fn start_here(env: &Environment, task: &str) -> Result<Task, Failure> {
+pub fn start_here(env: &Environment, task: &str) -> Result<Task, Failure> {
     start(env, task, "localhost", "localhost:0")
 }
 
@@ -135,9 +135,10 @@ fn own_host() -> String {
 
 /// The server must be a `starctl bench --serve`: one of a job is not disturbed.
 fn require_bench(address: &HostPort) -> Result<(), Failure> {
-    let reply = remote::runtime()?.block_on(async {
-        let mut client = ControlClient::new(remote::channel(address, Duration::from_secs(5))?);
-        let reply = client.stats(StatsRequest { without_connections: true }).await;
+    let reply = remote::block_on(async {
+        let timeout = Duration::from_secs(5);
+        let mut client = ControlClient::new(remote::channel(address, timeout)?);
+        let reply = remote::within(timeout, client.stats(StatsRequest { without_connections: true })).await;
         reply.map_err(|status| Failure::Failed(format!("{address}: {}", remote::explain(&status))))
     })?;
     let server = reply.into_inner().server.unwrap_or_default();
@@ -150,7 +151,7 @@ fn require_bench(address: &HostPort) -> Result<(), Failure> {
 }
 
 /// The process's environment without what belongs to a cluster, and with other changes. `None`: not set.
-struct Environment(Vec<(&'static str, Option<&'static str>)>);
+pub struct Environment(Vec<(&'static str, Option<&'static str>)>);
 
 impl Default for Environment {
     fn default() -> Self {
@@ -162,7 +163,7 @@ impl Default for Environment {
 
 impl Environment {
     /// Two servers of one process cannot have one address.
-    fn of_both_ends(unix: &'static str, transport: &'static str) -> Self {
+    pub fn of_both_ends(unix: &'static str, transport: &'static str) -> Self {
         let mut env = Self::default();
         let changes = [("STARWIRE_BIND", None), ("STARWIRE_UNIX", Some(unix)), ("STARWIRE_TRANSPORT", Some(transport))];
         env.0.extend(changes);

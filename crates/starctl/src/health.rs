@@ -6,12 +6,13 @@ use std::time::Duration;
 use serde_json::json;
 use starwire_engine::config::ProcessEnv;
 use starwire_engine::control::proto::health::HealthCheckRequest;
+use starwire_engine::control::proto::health::health_check_response::ServingStatus;
 use starwire_engine::control::proto::health::health_client::HealthClient;
 
 use crate::failure::Failure;
 use crate::output::{say, unless_unread};
 use crate::remote;
-use crate::targets::{self, Servers};
+use crate::targets::{self, Servers, Target};
 
 /// Check whether servers are serving
 #[derive(clap::Args)]
@@ -32,16 +33,11 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let timeout = Duration::from_millis(args.timeout_ms);
-    let runtime = remote::runtime()?;
+    let targets = args.servers.targets(&ProcessEnv)?;
     let (mut all_serve, mut answers) = (true, Vec::new());
-    for target in args.servers.targets(&ProcessEnv)? {
-        let checked = runtime.block_on(async {
-            let channel = remote::channel(target.data.address(), timeout)?;
-            let request = HealthCheckRequest { service: args.service.clone() };
-            Ok::<_, Failure>(HealthClient::new(channel).check(request).await)
-        })?;
+    for (target, checked) in targets.iter().zip(remote::block_on(check(&targets, &args.service, timeout))?) {
         let (status, reason) = match checked {
-            Ok(reply) => (reply.into_inner().status().as_str_name(), None),
+            Ok(status) => (status.as_str_name(), None),
             Err(error) => ("UNREACHABLE", Some(target.explain(&remote::explain(&error)))),
         };
         all_serve &= status == "SERVING";
@@ -57,4 +53,23 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         unless_unread(say(format_args!("{:#}", serde_json::Value::from(answers))))?;
     }
     Ok(if all_serve { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Asks all servers at once: one that hangs must not hold up the others.
+async fn check(
+    targets: &[Target],
+    service: &str,
+    timeout: Duration,
+) -> Result<Vec<Result<ServingStatus, tonic::Status>>, Failure> {
+    let mut calls = Vec::new();
+    for target in targets {
+        let mut client = HealthClient::new(remote::channel(target.data.address(), timeout)?);
+        let request = HealthCheckRequest { service: service.to_owned() };
+        calls.push(tokio::spawn(async move { remote::within(timeout, client.check(request)).await }));
+    }
+    let mut answers = Vec::new();
+    for call in calls {
+        answers.push(call.await?.map(|reply| reply.into_inner().status()));
+    }
+    Ok(answers)
 }

@@ -16,7 +16,7 @@ use starwire_planner::placement::Roles;
 use starwire_planner::star::Style;
 use starwire_planner::{fuse, star, unordered};
 
-use self::convert::{Planned, convert};
+use self::convert::{Planned, convert, is_server};
 use crate::failure::Failure;
 use crate::graph_def::GraphDef;
 use crate::output::print;
@@ -44,9 +44,14 @@ pub struct Args {
     /// Bytes that justify a separate call; 0: none do [default: STARWIRE_STAR_SPLIT_BYTES, else 1048576]
     #[arg(long, value_name = "BYTES")]
     split: Option<u64>,
-    /// Task of nodes without a device [default: /job:worker/task:0]
-    #[arg(long, value_name = "TASK")]
+    /// Task of nodes without a device [default: the first one in the graph that is no parameter server,
+    /// else /job:worker/task:0]
+    #[arg(long, value_name = "TASK", value_parser = task)]
     worker: Option<String>,
+}
+
+fn task(text: &str) -> Result<String, String> {
+    convert::task_of(text).ok_or_else(|| "a task is /job:worker/task:0, for example".to_owned())
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -67,7 +72,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if graph.node.is_empty() {
         return Err(failed("not a GraphDef, or one without nodes".to_owned()));
     }
-    let planned = convert(&graph, &args.fetch, args.worker.as_deref()).map_err(failed)?;
+    let planned = convert(&graph, &args.fetch, &args.servers, args.worker.as_deref()).map_err(failed)?;
     let split = match args.split {
         Some(bytes) => bytes,
         None => Config::star_split_bytes_from_env(&ProcessEnv)?.unwrap_or(UNMEASURED_BYTES),
@@ -85,8 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 fn show(planned: Planned, servers: &[String], style: Option<Style>, split: u64) -> Result<String, String> {
     let Planned { mut nodes, mut edges, names, tasks } = planned;
     let name = |node: u32| names.get(usize::try_from(node).ok()?).cloned();
-    let is_server = |task: &String| servers.iter().any(|job| task.starts_with(&format!("/job:{job}/")));
-    let roles = Roles { servers: tasks.iter().map(is_server).collect() };
+    let roles = Roles { servers: tasks.iter().map(|task| is_server(task, servers)).collect() };
     if style.is_some() {
         let graph = Graph::new(nodes.clone(), edges.clone(), Some(&name)).map_err(|error| error.to_string())?;
         let orders = unordered::orders(&graph).map_err(|error| error.to_string())?;
@@ -107,7 +111,7 @@ fn show(planned: Planned, servers: &[String], style: Option<Style>, split: u64) 
 
 #[cfg(test)]
 mod tests {
-    use super::convert::tests::node;
+    use super::convert::tests::{node, servers};
     use super::*;
     use crate::graph_def::{AttrValue, Dim, ListValue, Shape};
 
@@ -127,7 +131,7 @@ mod tests {
 
     fn plan(fetches: &[&str], style: Option<Style>) -> String {
         let fetches: Vec<String> = fetches.iter().map(|fetch| fetch.to_string()).collect();
-        show(convert(&training(), &fetches, None).unwrap(), &["ps".to_owned()], style, 1 << 20).unwrap()
+        show(convert(&training(), &fetches, &servers(), None).unwrap(), &servers(), style, 1 << 20).unwrap()
     }
 
     /// Two variables of 2 MB, one of which the graph was written with.
@@ -162,7 +166,7 @@ mod tests {
     #[test]
     fn what_is_large_has_calls_of_its_own() {
         let calls = |split: u64| {
-            let planned = convert(&large(), &[], None).unwrap();
+            let planned = convert(&large(), &[], &servers(), None).unwrap();
             show(planned, &["ps".to_owned()], Some(Style::Robust), split).unwrap()
         };
         assert!(calls(0).contains("2 calls in 2 rounds run 4 of 8 nodes"), "{}", calls(0));

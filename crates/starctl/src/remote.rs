@@ -1,5 +1,6 @@
 //! Talking to servers' control service.
 
+use std::future::Future;
 use std::time::Duration;
 
 use starwire_engine::config::HostPort;
@@ -38,7 +39,20 @@ pub fn explain(status: &tonic::Status) -> String {
     }
 }
 
-pub fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+/// Ends a call in time that is still looking up a name, connecting, or reading an answer.
+pub async fn within<T>(
+    timeout: Duration,
+    call: impl Future<Output = Result<T, tonic::Status>>,
+) -> Result<T, tonic::Status> {
+    let late = || Err(tonic::Status::deadline_exceeded("no answer in time"));
+    tokio::time::timeout(timeout, call).await.unwrap_or_else(|_| late())
+}
+
+/// Runs `future`, and waits for nothing else: a name that is still looked up has a thread of its own.
+pub fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|e| Failure::Failed(format!("cannot start an event loop: {e}")))
+    let runtime = runtime.map_err(|e| Failure::Failed(format!("cannot start an event loop: {e}")))?;
+    let result = runtime.block_on(future);
+    runtime.shutdown_background();
+    result
 }

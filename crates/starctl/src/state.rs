@@ -185,6 +185,9 @@ fn export(to: &Path, since: Option<&Path>, folders: &[PathBuf]) -> Result<(), Fa
     if folders.iter().any(|folder| is_same(folder, folder_of(to))) {
         return Err(failed(to, "a checkpoint cannot be in the folder of a state"));
     }
+    if since.is_some_and(|since| is_same(&with(since, ".index"), &with(to, ".index"))) {
+        return Err(failed(to, "what has changed since a checkpoint cannot take its place"));
+    }
     let mut checkpoint = Checkpoint::create(to)?;
     for folder in folders {
         let snapshot = Snapshot::open(folder)?;

@@ -22,7 +22,8 @@ use crate::targets::{self, Servers, Target};
 #[command(after_help = format!("{}
 Rates are per second of the last interval. p50/p99 are upper bounds (powers of two) of the time from
 the start to the end of the method calls and tensor requests that ended within the interval. With
---json: one object per line and server and update, with the raw metrics and connections.", targets::DETAILS))]
+--json: one object per line and server and update, with the raw metrics, and with
+--connections the connections.", targets::DETAILS))]
 pub struct Args {
     #[command(flatten)]
     servers: Servers,
@@ -49,7 +50,7 @@ const MAX_REPLY: usize = 64 << 20;
 
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let targets = args.servers.targets(&ProcessEnv)?;
-    remote::runtime()?.block_on(async {
+    remote::block_on(async {
         let servers: Result<Vec<Server>, Failure> =
             targets.into_iter().map(|target| Server::new(target, args.connections)).collect();
         let mut servers = servers?;
@@ -78,11 +79,15 @@ async fn poll(servers: &mut [Server]) {
     for server in servers.iter() {
         let (mut client, request) =
             (server.client.clone(), pb::StatsRequest { without_connections: !server.connections });
-        replies.push(tokio::spawn(async move { client.stats(request).await }));
+        replies.push(tokio::spawn(async move {
+            let reply = remote::within(TIMEOUT, client.stats(request)).await;
+            // Rates are those of the time between two replies, however long others have taken.
+            reply.map(|reply| (Instant::now(), reply.into_inner()))
+        }));
     }
     for (server, reply) in servers.iter_mut().zip(replies) {
         match reply.await {
-            Ok(Ok(reply)) => server.update(reply.into_inner()),
+            Ok(Ok((at, reply))) => server.update(at, reply),
             Ok(Err(status)) => server.fail(server.target.explain(&remote::explain(&status))),
             Err(error) => server.fail(error.to_string()),
         }
@@ -113,9 +118,9 @@ impl Server {
         Ok(Self { target, client, connections, before: None, now: None, error: None })
     }
 
-    fn update(&mut self, mut reply: pb::StatsReply) {
+    fn update(&mut self, at: Instant, mut reply: pb::StatsReply) {
         let metrics = std::mem::take(&mut reply.metrics).into_iter().filter_map(|m| Some((m.name, m.value?))).collect();
-        let sample = Sample { at: Instant::now(), reply, metrics };
+        let sample = Sample { at, reply, metrics };
         let restarted = self.now.as_ref().is_some_and(|now| now.incarnation() != sample.incarnation());
         self.before = if restarted { None } else { self.now.take() };
         self.now = Some(sample);
@@ -263,12 +268,17 @@ fn quantiles(before: &Sample, now: &Sample, name: &str) -> String {
     format!("{}/{}", show(0.5), show(0.99))
 }
 
+/// What tells a connection from the others of its server: processes of its host have no address of their own.
+fn identity(c: &pb::Connection) -> (i32, &str, &str, u32) {
+    (c.direction, &c.peer, &c.address, c.reactor)
+}
+
 fn connection_table(before: &Sample, now: &Sample) -> String {
     let seconds = (now.at - before.at).as_secs_f64().max(1e-3);
-    let then: BTreeMap<&str, &pb::Connection> =
-        before.reply.connections.iter().map(|c| (c.address.as_str(), c)).collect();
+    let then: BTreeMap<_, &pb::Connection> = before.reply.connections.iter().map(|c| (identity(c), c)).collect();
     let rate = |c: &pb::Connection, bytes: fn(&pb::Connection) -> u64| {
-        let earlier = then.get(c.address.as_str()).map_or(0, |c| bytes(c));
+        let is_new = c.age_ms as f64 / 1e3 < seconds;
+        let earlier = then.get(&identity(c)).filter(|_| !is_new).map_or(0, |c| bytes(c));
         growth(earlier, bytes(c)) as f64 / seconds / 1e6
     };
     let mut lines: Vec<(f64, Vec<String>)> = now
@@ -338,7 +348,10 @@ fn duration(nanos: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use starwire_engine::config::{DataAddress, HostPort};
+
     use super::*;
+    use crate::bench;
 
     fn sample(at: Instant, calls: u64, buckets: &[(usize, u64)]) -> Sample {
         let mut histogram = pb::Histogram { count: 0, sum: 0, buckets: vec![0; BUCKETS] };
@@ -368,6 +381,46 @@ mod tests {
         assert_eq!(row[..6], ["/job:ps/task:0 grpc++", "1m01s", "2", "0", "0", "100"]);
         assert_eq!(row[10], "4.1µs/66µs");
         assert_eq!(row[11], "–");
+    }
+
+    #[test]
+    fn connections_of_one_host_have_rates_of_their_own() {
+        let connection = |peer: &str, age_ms, bytes_out| pb::Connection {
+            peer: peer.to_owned(),
+            address: "a local process".to_owned(),
+            age_ms,
+            bytes_out,
+            ..Default::default()
+        };
+        let begun = Instant::now();
+        let (mut before, mut now) = (sample(begun, 0, &[]), sample(begun + Duration::from_secs(2), 0, &[]));
+        before.reply.connections = vec![connection("w0", 9000, 7_000_000_000), connection("w1", 9000, 1_000_000_000)];
+        // The one of w1 has ended, and there is another.
+        now.reply.connections = vec![connection("w0", 11_000, 7_100_000_000), connection("w1", 1000, 1_060_000_000)];
+        let table = connection_table(&before, &now);
+        let rates: Vec<_> = table.lines().skip(1).map(|line| line.split_whitespace().nth_back(1).unwrap()).collect();
+        assert_eq!(rates, ["530.0", "50.0"], "{table}");
+    }
+
+    #[test]
+    fn a_server_that_hangs_changes_no_rates_of_others() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let task = bench::start_here(&bench::Environment::of_both_ends("off", "tcp"), bench::SERVER).unwrap();
+        let server = |at: std::net::SocketAddr| {
+            let address: HostPort = at.to_string().parse().unwrap();
+            Server::new(Target { data: DataAddress::Derived(address.clone()), address }, false).unwrap()
+        };
+        let begun = Instant::now();
+        let polled = remote::block_on(async {
+            let mut servers = vec![server(silent.local_addr().unwrap()), server(task.bound())];
+            poll(&mut servers).await;
+            Ok(servers)
+        });
+        let servers = polled.unwrap();
+        assert!(begun.elapsed() >= TIMEOUT);
+        assert_eq!(servers[0].error.as_deref(), Some("no answer in time"));
+        let at = servers[1].now.as_ref().unwrap().at;
+        assert!(at < begun + TIMEOUT, "when the reply came");
     }
 
     #[test]

@@ -55,7 +55,7 @@ fn server() -> (Server, String) {
 #[test]
 fn every_command_explains_itself() {
     let overview = out(&starctl(&["--help"]));
-    for command in ["doctor", "top", "health", "endpoint-map", "secret", "plan", "bench", "completions"] {
+    for command in ["doctor", "top", "health", "endpoint-map", "secret", "plan", "state", "bench", "completions"] {
         assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
         let help = starctl(&[command, "--help"]);
         assert!(help.status.success());
@@ -93,6 +93,7 @@ fn invalid_command_lines_exit_with_2_and_a_reason() {
         (&["endpoint-map"], "no cluster: give --cluster or set TF_CONFIG"),
         (&["plan"], "<GRAPH.pb>"),
         (&["plan", "--as", "grpc", "x"], "[possible values: star_server, star_server_lite, tensor_fuse]"),
+        (&["plan", "--worker", "worker:0", "x"], "invalid value 'worker:0' for '--worker <TASK>'"),
         (&["doctor", "--frob"], "unexpected argument '--frob' found"),
         (
             &["doctor", "--cluster", "ps=a:1", "--job", "worker"],
@@ -129,6 +130,36 @@ fn health_of_present_and_absent_servers() {
     let address = silent.local_addr().unwrap().to_string();
     let output = starctl(&["health", "--timeout-ms", "200", &address]);
     assert_eq!(out(&output), format!("{address} UNREACHABLE (no answer in time)\n"));
+}
+
+/// Answers an HTTP/2 request with headers, and says nothing more.
+fn answer_without_an_end(mut client: TcpStream) -> TcpStream {
+    client.read_exact(&mut [0; 24]).unwrap();
+    loop {
+        let mut head = [0; 9];
+        client.read_exact(&mut head).unwrap();
+        client.read_exact(&mut vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize]).unwrap();
+        if head[3] == 1 {
+            break;
+        }
+    }
+    // SETTINGS; HEADERS of stream 1: status 200, content-type application/grpc.
+    client.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).unwrap();
+    client.write_all(&[0, 0, 20, 1, 4, 0, 0, 0, 1, 0x88, 0x0f, 0x10, 16]).unwrap();
+    client.write_all(b"application/grpc").unwrap();
+    client
+}
+
+#[test]
+fn servers_that_hang_while_they_answer_are_unreachable() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let server = std::thread::spawn(move || [(), ()].map(|()| answer_without_an_end(listener.accept().unwrap().0)));
+    // Both at once.
+    let output = starctl(&["health", "--timeout-ms", "2000", &address, &address]);
+    let line = format!("{address} UNREACHABLE (no answer in time)\n");
+    assert_eq!(out(&output), line.repeat(2));
+    drop(server.join().unwrap());
 }
 
 #[test]
@@ -267,6 +298,9 @@ fn what_has_changed_is_exported_unless_the_state_went_back() {
         assert!(output.status.success(), "{}", err(&output));
     }
     assert!(out(&export(&more, &all.path("common"), &copy)).contains(": 2 tensors, 32 bytes"), "two rows");
+    let (before, output) = (fs::read(format!("{full}.index")).unwrap(), export(&full, &full, &ps));
+    assert!(!output.status.success() && err(&output).contains("cannot take its place"), "{}", err(&output));
+    assert_eq!(fs::read(format!("{full}.index")).unwrap(), before);
     // Older versions did not write when the flush began.
     let flushes = r#"{"/job:ps/replica:0/task:0":{"flush":2,"incarnations":[1]}}"#;
     fs::write(format!("{full}.flushes"), flushes).unwrap();

@@ -20,8 +20,13 @@ pub struct Planned {
 }
 
 /// `fetches`: "name:output" is fetched, "name" only has to run; none: the whole graph. `worker`: where nodes without a
-/// device are, and what fetches.
-pub fn convert(graph: &GraphDef, fetches: &[String], worker: Option<&str>) -> Result<Planned, String> {
+/// device are, and what fetches; none: the first task that has a device and is not of a job of `servers`.
+pub fn convert(
+    graph: &GraphDef,
+    fetches: &[String],
+    servers: &[String],
+    worker: Option<&str>,
+) -> Result<Planned, String> {
     let by_name: HashMap<&str, usize> =
         graph.node.iter().enumerate().map(|(at, node)| (node.name.as_str(), at)).collect();
     let find = |input: &str| -> Result<(usize, i32), String> {
@@ -31,7 +36,7 @@ pub fn convert(graph: &GraphDef, fetches: &[String], worker: Option<&str>) -> Re
     let inputs: Vec<Vec<(usize, i32)>> =
         graph.node.iter().map(|node| node.input.iter().map(|input| find(input)).collect()).collect::<Result<_, _>>()?;
     let wanted = wanted(graph.node.len(), &inputs, fetches, find)?;
-    let mut tasks = Tasks::new(graph, &by_name, &inputs, worker);
+    let mut tasks = Tasks::new(graph, &by_name, &inputs, servers, worker);
     let mut planned = Planned { nodes: Vec::new(), edges: Vec::new(), names: Vec::new(), tasks: Vec::new() };
     let mut numbers: HashMap<usize, u32> = HashMap::new();
     let mut frames: HashMap<&[u8], u32> = HashMap::new();
@@ -131,11 +136,12 @@ impl<'a> Tasks<'a> {
         graph: &'a GraphDef,
         by_name: &'a HashMap<&'a str, usize>,
         inputs: &'a [Vec<(usize, i32)>],
+        servers: &[String],
         worker: Option<&str>,
     ) -> Self {
         let mut devices = graph.node.iter().filter_map(|node| task_of(&node.device));
-        let elsewhere = devices.find(|task| !task.starts_with("/job:ps/"));
-        let worker = worker.and_then(task_of).or(elsewhere).unwrap_or_else(|| "/job:worker/task:0".to_string());
+        let elsewhere = devices.find(|task| !is_server(task, servers));
+        let worker = worker.map(str::to_owned).or(elsewhere).unwrap_or_else(|| "/job:worker/task:0".to_string());
         Self { graph, by_name, inputs, names: Vec::new(), worker }
     }
 
@@ -172,9 +178,15 @@ impl<'a> Tasks<'a> {
 }
 
 /// "/job:ps/replica:0/task:1/device:CPU:0" and "/job:ps/task:1" are one task.
-fn task_of(device: &str) -> Option<String> {
+pub fn task_of(device: &str) -> Option<String> {
     let part = |name: &str| device.split('/').find_map(|part| part.strip_prefix(name)?.strip_prefix(':'));
     Some(format!("/job:{}/task:{}", part("job")?, part("task").unwrap_or("0")))
+}
+
+/// Whether the task is of one of these jobs.
+pub fn is_server(task: &str, jobs: &[String]) -> bool {
+    jobs.iter()
+        .any(|job| task.strip_prefix("/job:").and_then(|rest| rest.strip_prefix(job)?.strip_prefix('/')).is_some())
 }
 
 /// Which outputs are handles or variants.
@@ -271,6 +283,28 @@ pub mod tests {
         NodeDef { name: name.to_string(), op: op.to_string(), input, device: device.to_string(), attr: BTreeMap::new() }
     }
 
+    pub fn servers() -> Vec<String> {
+        vec!["ps".to_owned()]
+    }
+
+    #[test]
+    fn nodes_without_a_device_are_on_no_server() {
+        let nodes = vec![
+            node("v", "VarHandleOp", "/job:parameter/task:0", &[]),
+            node("read", "ReadVariableOp", "/job:parameter/task:0", &["v"]),
+            node("gradient", "Neg", "", &["read"]),
+            node("far", "Neg", "/job:trainer/task:2", &[]),
+        ];
+        let of_gradient = |count: usize, worker| {
+            let graph = GraphDef { node: nodes[..count].to_vec() };
+            let planned = convert(&graph, &[], &["parameter".to_owned()], worker).unwrap();
+            planned.tasks[planned.nodes[2].task as usize].clone()
+        };
+        assert_eq!(of_gradient(3, None), "/job:worker/task:0");
+        assert_eq!(of_gradient(4, None), "/job:trainer/task:2");
+        assert_eq!(of_gradient(4, Some("/job:other/task:1")), "/job:other/task:1");
+    }
+
     #[test]
     fn an_accumulator_is_found_by_its_name() {
         let nodes = vec![
@@ -278,7 +312,7 @@ pub mod tests {
             node("gradient", "Neg", "/job:worker/task:0", &[]),
             node("add", "AccumulatorApplyGradient", "/job:worker/task:0", &["sum", "gradient"]),
         ];
-        let planned = convert(&GraphDef { node: nodes }, &[], None).unwrap();
+        let planned = convert(&GraphDef { node: nodes }, &[], &servers(), None).unwrap();
         assert!(planned.nodes[0].cloneable && planned.nodes[2].stateful && !planned.nodes[2].forwards_ref);
         assert_eq!(planned.nodes[2].task, planned.nodes[0].task);
         assert_eq!(planned.edges[0].class, Class::Resource);
@@ -297,7 +331,7 @@ pub mod tests {
             beside,
         ];
         let graph = GraphDef { node: nodes };
-        let planned = convert(&graph, &["far:0".to_string()], None).unwrap();
+        let planned = convert(&graph, &["far:0".to_string()], &servers(), None).unwrap();
         let task = |at: usize| planned.tasks[planned.nodes[at].task as usize].as_str();
         assert_eq!(
             [task(0), task(1), task(2), task(3)],
@@ -308,8 +342,8 @@ pub mod tests {
         assert_eq!(planned.edges.iter().filter(|edge| edge.is_control()).count(), 1);
         assert_eq!((planned.nodes.len(), planned.nodes[4].kind), (5, Kind::Fetch));
         // Only what is needed.
-        assert_eq!(convert(&graph, &["read".to_string()], None).unwrap().nodes.len(), 2);
-        let error = convert(&graph, &["other".to_string()], None).unwrap_err();
+        assert_eq!(convert(&graph, &["read".to_string()], &servers(), None).unwrap().nodes.len(), 2);
+        let error = convert(&graph, &["other".to_string()], &servers(), None).unwrap_err();
         assert_eq!(error, "the graph has no node \"other\"");
     }
 }
