@@ -4,7 +4,7 @@ import os
 import pathlib
 import re
 
-_ADDRESS = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[^\s:=#\[\]]+):(?P<port>\d{1,5})$")
+_ADDRESS = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[^\s:=#\[\]]+):(?P<port>\d{1,5})\Z")
 
 
 def endpoint_map(cluster, directory=".", offset=1000, data=None):
@@ -29,7 +29,7 @@ def endpoint_map(cluster, directory=".", offset=1000, data=None):
         target = chosen.get(task) or _shifted(address, offset, task)
         for what, side in ((address, "address"), (target, "data address")):
             other = used.setdefault(what, (task, side))
-            if other != (task, side):
+            if other[0] != task:
                 raise ValueError(f"starwire.endpoint_map: {what} is the {side} of {_name(task)} and the {other[1]} of {_name(other[0])}")
         lines.append(f"{address}={target}\n")
     path = pathlib.Path(directory) / ".endpoint_map"

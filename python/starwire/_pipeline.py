@@ -13,7 +13,7 @@ import time
 import weakref
 
 MOST = 16
-# Seconds for which close() waits for the steps of other threads, and the end of the process for all steps.
+# Seconds for which close() waits for the steps of other threads, and the end of the process for all steps of all sessions.
 PATIENCE = 60
 _thread = threading.local()
 _pipelines = weakref.WeakSet()
@@ -32,10 +32,10 @@ def is_running():
 
 def leave():
     """At the end of a program, which makes all of its steps, whether it closes its sessions or not. Returns how many have not ended."""
-    error, left = None, 0
+    error, left, deadline = None, 0, time.monotonic() + PATIENCE
     for pipeline in list(_pipelines):
         try:
-            left += pipeline.leave()
+            left += pipeline.leave(deadline)
         except Exception as one:
             error = error or one
     if error is not None:
@@ -66,9 +66,9 @@ class Pipeline:
         """Waits for the steps under way."""
         self._end(_Sequence.finish)
 
-    def leave(self):
+    def leave(self, deadline):
         """As finish(), but no thread comes back for its steps. Returns how many have not ended."""
-        self._end(lambda sequence, is_own: sequence.finish(is_own=False))
+        self._end(lambda sequence, is_own, _: sequence.finish(False, deadline))
         with self._lock:
             return sum(sequence.under_way() for sequence in self._sequences)
 
@@ -81,10 +81,10 @@ class Pipeline:
     def _end(self, end):
         with self._lock:
             sequences = list(self._sequences)
-        own, error = getattr(self._local, "sequence", None), None
+        own, error, deadline = getattr(self._local, "sequence", None), None, time.monotonic() + PATIENCE
         for sequence in sequences:
             try:
-                end(sequence, sequence is own)
+                end(sequence, sequence is own, deadline)
             except Exception as one:  # the first is raised when all have ended
                 error = error or one
         if error is not None:
@@ -135,18 +135,20 @@ class _Sequence:
         if len(self._steps) <= self._depth:
             return _copied(self._first)
         self._first = None
-        return self._wait()
+        # More than one if Ctrl-C has ended a wait.
+        while len(self._steps) > self._depth:
+            result = self._wait()
+        return result
 
-    def _wait(self):
-        """Returns the result of the oldest step under way."""
+    def _wait(self, deadline=None):
+        """Returns the result of the oldest step under way, which has ended if there is a deadline."""
         step = self._steps[0]
         step.done.wait()
         self._steps.popleft()
         if step.error is not None:
             # The steps behind it have begun: they end before anything else does.
-            for other in self._steps:
-                other.done.wait()
-            self._steps.clear()
+            while self._steps and self._steps[0].done.wait(_until(deadline)):
+                self._steps.popleft()
             self._key = self._first = None
             raise step.error
         return step.result
@@ -161,8 +163,9 @@ class _Sequence:
             while not step.has_ended:
                 time.sleep(0.01)
 
-    def finish(self, is_own):
-        """`is_own`: by the thread that runs the steps. Those of another may wait for something that only the end of the session ends."""
+    def finish(self, is_own, deadline):
+        """`is_own`: by the thread that runs the steps. Those of another may wait for something that only the end of the session ends: they have until
+        `deadline`."""
         if not self._lock.acquire(blocking=is_own):
             return  # it waits for a step in run()
         try:
@@ -172,9 +175,9 @@ class _Sequence:
                 return
             self._is_busy = True
             try:
-                deadline = None if is_own else time.monotonic() + PATIENCE
-                while self._steps and self._steps[0].done.wait(None if is_own else max(0, deadline - time.monotonic())):
-                    self._wait()
+                deadline = None if is_own else deadline
+                while self._steps and self._steps[0].done.wait(_until(deadline)):
+                    self._wait(deadline)
             finally:
                 self._is_busy = False
         finally:
@@ -188,13 +191,13 @@ class _Sequence:
             if step.error is not None:
                 raise step.error
 
-    def close(self, is_own):
+    def close(self, is_own, deadline):
         """As finish(), and ends the threads. A run that is under way, here or in another thread, ends them when it returns."""
         self._is_closed = True
         if not self._lock.acquire(blocking=is_own):
             return
         try:
-            self.finish(is_own)
+            self.finish(is_own, deadline)
         finally:
             if not self._is_busy:
                 self._stop()
@@ -205,6 +208,10 @@ class _Sequence:
         for _ in range(self._threads):
             self._queue.put(None)
         self._threads = 0
+
+
+def _until(deadline):
+    return None if deadline is None else max(0, deadline - time.monotonic())
 
 
 class _Step:
@@ -232,9 +239,10 @@ def _work(steps):
             step.result = _run(step.run, step.feeds)
         except BaseException as error:  # raised where its result is waited for
             step.error = error
-        step.run = step.feeds = None
         step.has_ended = True
         step.done.set()
+        # Behind that: they may be the last ones that know the session, whose end waits for its steps.
+        step.run = step.feeds = None
         del step
 
 

@@ -50,8 +50,8 @@ def plan(counts, wait=None, most_workers=0):
 
 def run(plan, command, environment, protocol, options):
     """Runs the cluster to its end. Returns the exit status."""
-    logs = options.logs if options.logs is not None else pathlib.Path(tempfile.mkdtemp(prefix="starwire-run-"))
     try:
+        logs = options.logs if options.logs is not None else pathlib.Path(tempfile.mkdtemp(prefix="starwire-run-"))
         logs.mkdir(parents=True, exist_ok=True)
         spare = plan.most_workers - plan.counts["worker"]
         numbers = iter(ports.free(sum(plan.counts.values()) + spare, environment))
@@ -107,18 +107,18 @@ class _Task:
         return True
 
     def poll(self):
-        """Its status, once it has ended. As long as it has left processes behind it stays a zombie: no other group gets its number before bury()."""
+        """Its status, once it has ended; if it was asked to, with all processes that it has started. As long as it has left some behind it stays a
+        zombie: no other group gets its number before bury()."""
         if self.process.returncode is not None:
             return self.process.returncode
-        try:
-            end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # SIGCHLD is ignored: there are no zombies
-            return self.process.poll()
+        end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if end is None:
             return None
         if not _has_others(self.process.pid):
             self.is_buried = True
             self.process.wait()
+        elif self.is_asked or self.killed_at is not None:
+            return None
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
     def record(self, data):
@@ -153,6 +153,8 @@ class _Cluster:
         # An ignored signal (nohup) stays ignored.
         numbers = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
         old = {number: signal.signal(number, self._on_signal) for number in numbers}
+        # Ignored, it would hide how tasks end.
+        old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if self.spares:
             old.update({number: signal.signal(number, lambda number, _: self.changes.append(number)) for number in (signal.SIGUSR1, signal.SIGUSR2)})
         try:
@@ -300,7 +302,7 @@ class _Cluster:
 
     def _listening(self):
         due = time.monotonic() - self.looked_at > 2 * _TICK
-        if not due or all(task.serves or task.status is not None for task in self.tasks):
+        if not due or all(task.serves or task.status is not None or not task.address for task in self.tasks):
             return set()
         self.looked_at = time.monotonic()
         return ports.listening()
@@ -378,13 +380,14 @@ def _name(task):
 
 
 def _has_others(group):
-    """Whether a process group has members besides its leader."""
+    """Whether a process group has members besides its leader that run."""
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != group:
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
-                    if int(file.read().rpartition(b")")[2].split()[2]) == group:
-                        return True
+                    state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+                if int(its_group) == group and state != b"Z":
+                    return True
             except OSError:
                 continue
     return False

@@ -3,6 +3,7 @@
 import argparse
 import os
 import pathlib
+import runpy
 import shutil
 import sys
 
@@ -31,10 +32,9 @@ _NUMBER_LIMIT = 256
 
 def main(arguments=None):
     """Returns the exit status."""
-    from starwire_run import __version__
-
+    version = runpy.run_path(str(pathlib.Path(__file__).resolve().parent.parent / "starwire" / "_version.py"))["__version__"]
     parser = argparse.ArgumentParser(prog="starwire", description=_DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"starwire {__version__}")
+    parser.add_argument("--version", action="version", version=f"starwire {version}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run = commands.add_parser(
         "run",
@@ -67,7 +67,10 @@ def main(arguments=None):
         if given:
             run.error(f"--{given[0]} needs a local cluster: --ps and --worker")
         sys.stdout.flush()
-        os.execvpe(command[0], command, environment)
+        try:
+            os.execvpe(command[0], command, environment)
+        except OSError as error:
+            run.error(f"{command[0]!r} cannot be run: {error.strerror}")
 
     from starwire_run import cluster
 
@@ -127,7 +130,7 @@ def _command(words):
         return [sys.executable, *words]
     if first.startswith("-"):
         raise ValueError(f"unknown option {first}; starwire run --help lists them")
-    if first.endswith((".py", ".pyz")) or os.path.isdir(first):
+    if first.endswith((".py", ".pyz")) or os.path.isfile(os.path.join(first, "__main__.py")):
         if not os.path.exists(first):
             raise ValueError(f"{first!r} does not exist")
         return [sys.executable, *words]
@@ -145,5 +148,7 @@ def _check_library(protocol):
 
 def _environment(protocol):
     site = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
-    others = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != site]
+    given = os.environ.get("PYTHONPATH")
+    # An empty one is the working directory.
+    others = [folder for folder in given.split(os.pathsep) if folder != site] if given else []
     return dict(os.environ, STARWIRE_PROTOCOL=protocol, PYTHONPATH=os.pathsep.join([site, *others]))

@@ -1,5 +1,6 @@
 """Waits for the import of TensorFlow, then replaces the protocol."""
 
+import importlib.machinery
 import os
 import sys
 
@@ -10,10 +11,21 @@ _NAME = "tensorflow"
 
 def install():
     """Makes the import of TensorFlow apply STARWIRE_PROTOCOL. Imports nothing heavy and never raises; further calls have no effect."""
+    if not any(isinstance(finder, _Own) for finder in sys.meta_path):
+        sys.meta_path.append(_Own())
     if _NAME in sys.modules:
         _after_import()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+class _Own:
+    """Finds starwire where this file is, if the other finders do not: an installed one comes first. Nothing else that is there."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in ("starwire", "starwire_run"):
+            return None
+        return importlib.machinery.PathFinder.find_spec(name, [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))])
 
 
 class _Finder:

@@ -12,9 +12,10 @@ _CLEAR_LINE = b"\r\x1b[K"
 class Printer:
     """Prefixes each line with its task's name. On a terminal, the last line shows the progress."""
 
-    def __init__(self, names, color, quiet, stream=None):
-        self.stream = stream if stream is not None else sys.stdout.buffer
-        terminal = hasattr(self.stream, "isatty") and self.stream.isatty()
+    def __init__(self, names, color, quiet):
+        self.stream = sys.stdout.buffer
+        os.set_blocking(self.stream.fileno(), True)  # a reader that is slow has not gone
+        terminal = self.stream.isatty()
         self.colored = color == "always" or (color == "auto" and terminal and not os.environ.get("NO_COLOR"))
         self.live = terminal and os.environ.get("TERM") != "dumb"
         self.quiet = quiet
@@ -71,8 +72,11 @@ class Printer:
             self.stream.write(data)
             self.stream.flush()
         except OSError:
-            # `| head` has seen enough, or the terminal has gone; the run goes on, and the logs have everything.
-            self.stream = open(os.devnull, "wb")
+            # `| head` has seen enough, or the terminal has gone; the run goes on, and the logs have everything. What is in the stream's buffer
+            # goes nowhere too, or Python would fail with it at exit.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())
+            os.close(nowhere)
             self.live, self.shown = False, b""
 
     def _paint(self, text, code):

@@ -293,6 +293,9 @@ def test_endpoint_map_is_written(tmp_path):
     path = _endpoint_map.endpoint_map({"ps": ["h:1000", "[::1]:2000"], "worker": {0: "w-0.svc:3000"}}, tmp_path, offset=5, data={"worker": {0: "w:9"}})
     assert path == str(tmp_path / ".endpoint_map")
     assert Path(path).read_text() == "h:1000=h:1005\n[::1]:2000=[::1]:2005\nw-0.svc:3000=w:9\n"
+    # One port.
+    _endpoint_map.endpoint_map({"ps": ["h:1000"], "worker": ["w:3000"]}, tmp_path, offset=0, data={"ps": ["outer:1000"]})
+    assert Path(path).read_text() == "h:1000=outer:1000\nw:3000=w:3000\n"
 
 
 @pytest.mark.parametrize(
@@ -301,6 +304,7 @@ def test_endpoint_map_is_written(tmp_path):
         ({"cluster": {"ps": ["h"]}}, "/job:ps/task:0: 'h' is not host:port"),
         ({"cluster": {"ps": ["::1:80"]}}, "is not host:port (IPv6 in brackets)"),
         ({"cluster": {"ps": ["h:0"]}}, "is not host:port"),
+        ({"cluster": {"ps": ["h:80\n"]}}, "is not host:port"),
         ({"cluster": {"ps": ["h:65000"]}}, "port 65000 plus offset 1000 is not a port"),
         ({"cluster": {"ps": ["h:1", "h:1001"]}}, "h:1001 is the"),
         ({"cluster": {"ps": ["h:1"]}, "data": {"worker": ["h:2"]}}, "data has /job:worker/task:0, which is not in the cluster"),

@@ -1,272 +1,25 @@
-"""`starwire run` and STARWIRE_PROTOCOL: the hook, the replacement of the protocol, and local clusters."""
+"""`starwire run`: local clusters, their output and their end, and mistakes in the command line."""
 
-import ast
+import fcntl
 import json
 import os
 import re
 import shlex
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "python" / "starwire_run"
-SITE = PACKAGE / "site"
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+from launcher import PACKAGE, ROOT, environment, python, run, script
 
 
-def environment(*paths, **variables):
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("STARWIRE_", "PYTHON", "CARGO_TARGET_DIR", "TF_CONFIG"))}
-    return {**kept, **QUIET, "PYTHONPATH": os.pathsep.join(map(str, paths)), **variables}
-
-
-def python(*words, paths=(ROOT / "python",), cwd="/", timeout=120, **variables):
-    """Runs a fresh interpreter; returns (exit status, stdout, stderr)."""
-    result = subprocess.run([sys.executable, *map(str, words)], env=environment(*paths, **variables), cwd=cwd, capture_output=True, text=True, timeout=timeout)
-    return result.returncode, result.stdout, result.stderr
-
-
-def run(*words, **options):
-    """`starwire run …`"""
-    return python("-m", "starwire", "run", *words, **options)
-
-
-def script(folder, text, name="train.py"):
-    path = folder / name
-    path.write_text(text)
-    return path
-
-
-# The hook, with a package that only has TensorFlow's name. ------------------------------------------------------------
-
-
-@pytest.fixture
-def hooked(tmp_path):
-    """Runs code under the hook, with another TensorFlow."""
-    fake = tmp_path / "fake" / "tensorflow"
-    fake.mkdir(parents=True)
-    (fake / "__init__.py").write_text("print('executed', __spec__.loader.get_source('tensorflow') is not None)\n")
-
-    def call(code, *more, **variables):
-        return python("-c", code, paths=(*more, SITE, ROOT / "python", fake.parent), **variables)
-
-    return call
-
-
-def test_a_process_without_tensorflow_loads_next_to_nothing(hooked):
-    code, out, err = hooked("import sys; print(sorted(m for m in sys.modules if 'starwire' in m or 'argparse' in m or 'tensorflow' in m))", STARWIRE_PROTOCOL="star_server")
-    assert (code, err) == (0, "")
-    assert ast.literal_eval(out) == ["starwire_run", "starwire_run.hook", "starwire_run.protocols"]
-
-
-def test_without_the_variable_nothing_happens(hooked):
-    code, out, err = hooked("import sys; print([m for m in sys.modules if 'starwire' in m]); import tensorflow")
-    assert (code, out, err) == (0, "[]\nexecuted True\n", "")
-
-
-def test_an_unknown_protocol_fails_the_import_before_it_starts_and_every_time(hooked):
-    code, out, err = hooked(
-        "for _ in range(2):\n    try:\n        import tensorflow\n    except ImportError as error:\n        print(error)",
-        STARWIRE_PROTOCOL="star-server",
-    )
-    message = "starwire: STARWIRE_PROTOCOL is 'star-server', which is not a protocol: use grpc++, star_server, star_server_lite, grpc+verbs, or grpc for TensorFlow's own\n"
-    assert (code, out, err) == (0, 2 * message, "")
-
-
-def test_stock_grpc_changes_nothing(hooked):
-    assert hooked("import tensorflow, sys; print('starwire' in sys.modules)", STARWIRE_PROTOCOL="grpc") == (0, "executed True\nFalse\n", "")
-
-
-def test_a_tensorflow_that_starwire_does_not_know_is_an_error(hooked):
-    code, _, err = hooked("import tensorflow", STARWIRE_PROTOCOL="grpc++")
-    assert code == 1
-    assert "ImportError" in err or "ModuleNotFoundError" in err
-
-
-def test_a_folder_with_the_name_is_not_tensorflow(tmp_path):
-    (tmp_path / "tensorflow").mkdir()
-    code = "import sys; sys.path = [path for path in sys.path if 'site-packages' not in path]; import tensorflow; print(tensorflow.__file__)"
-    assert python("-c", code, paths=(SITE, ROOT / "python", tmp_path), STARWIRE_PROTOCOL="grpc++") == (0, "None\n", "")
-
-
-def test_the_hidden_sitecustomize_runs_too(hooked, tmp_path):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "sitecustomize.py").write_text("import sys; print('other', __file__, sys.modules['sitecustomize'].__file__)\n")
-    code, out, err = python("-c", "import sitecustomize; print(sitecustomize.__file__)", paths=(SITE, tmp_path / "other"))
-    other = str(tmp_path / "other" / "sitecustomize.py")
-    assert (code, out, err) == (0, f"other {other} {other}\n{other}\n", "")
-
-
-def test_sitecustomize_can_be_read_by_old_pythons():
-    text = (SITE / "sitecustomize.py").read_text()
-    ast.parse(text, feature_version=(3, 4))
-    assert 'f"' not in text and "f'" not in text
-
-
-# The replacement, with TensorFlow. ------------------------------------------------------------------------------------
-
-SERVERS = """
-import subprocess, sys
-
-if __name__ == "__main__":
-    code = "import tensorflow.compat.v1 as tf; print('subprocess', tf.train.Server.create_local_server().server_def.protocol)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-    import tensorflow as tf
-    spec = tf.train.ClusterSpec({"ps": ["localhost:0"]})
-    def protocol(*arguments, **named):
-        server = tf.distribute.Server(*arguments, **named)
-        assert server.target.startswith("grpc://"), server.target
-        return server.server_def.protocol
-    print("default", protocol(spec, "ps", 0))
-    print("v1", tf.compat.v1.train.Server(spec, job_name="ps", task_index=0).server_def.protocol)
-    made = tf.train.ServerDef(cluster=spec.as_cluster_def(), job_name="ps", task_index=0, protocol="grpc")
-    print("ServerDef", protocol(made), made.protocol)
-    print("named", protocol(spec, "ps", 0, protocol="star_server_lite"))
-    import starwire
-    server = tf.distribute.Server(spec, job_name="ps", task_index=0)
-    print("stop", starwire.stop(server))
-    print(sys.argv[1:])
-"""
-ANSWERS = """subprocess star_server
-default star_server
-v1 star_server
-ServerDef star_server grpc
-named star_server_lite
-stop None
-['--x', 'y']
-"""
-
-
-def test_servers_of_a_script(tmp_path):
-    code, out, err = run("--protocol", "star_server", script(tmp_path, SERVERS), "--x", "y")
-    assert (code, out) == (0, ANSWERS), err
-
-
-def test_another_command_and_its_exit_status():
-    code, out, err = run("sh", "-c", "echo $STARWIRE_PROTOCOL; exit 5")
-    assert (code, out, err) == (5, "grpc++\n", "")
-    assert run("sh", "-c", "echo $STARWIRE_PROTOCOL", STARWIRE_PROTOCOL="star_server") == (0, "star_server\n", "")
-
-
-def test_eager_execution_and_collectives_of_a_module_use_it(tmp_path):
-    """TensorFlow 2's ways to a server: connect_to_cluster, and a collective strategy. Also those of a process that multiprocessing starts."""
-    text = """
-import multiprocessing, os, sys
-
-def spawn(pipe):
-    import tensorflow as tf
-    pipe.send(tf.distribute.Server({"ps": ["localhost:0"]}, job_name="ps", task_index=0, protocol="grpc").server_def.protocol)
-    pipe.close()
-    os._exit(0)
-
-def eager(tf):
-    server = tf.distribute.Server({"worker": ["localhost:0"]}, job_name="worker", task_index=0)
-    tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({"worker": [server.target[len("grpc://"):]]}), protocol="grpc")
-    with tf.device("/job:worker/task:0"):
-        print("eager", tf.add(tf.constant(1.0), 2.0).numpy(), flush=True)
-
-def collectives(tf):
-    os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["localhost:%s"]}, "task": {"type": "worker", "index": 0}}' % sys.argv[2]
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    print("collectives", strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(3.0))).numpy(), flush=True)
-
-if __name__ == "__main__":
-    mine, theirs = multiprocessing.Pipe()
-    child = multiprocessing.get_context("spawn").Process(target=spawn, args=(theirs,))
-    child.start()
-    print("spawn", mine.recv(), flush=True)
-    child.join()
-    import tensorflow as tf
-    for way in (eager, collectives):
-        print("next way", file=sys.stderr, flush=True)
-        child = os.fork()  # as a second import takes seconds
-        if not child:
-            way(tf)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-    print(sys.argv[1:])
-"""
-    script(tmp_path, text, "trainer.py")
-    port = str(free_port())
-    code, out, err = run("--protocol", "grpc++", "-m", "trainer", "--x", port, cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="0")
-    assert (code, out) == (0, f"spawn grpc++\neager 3.0\ncollectives 3.0\n['--x', '{port}']\n"), err
-    # Each server of ours has one such line.
-    assert [part.count("starwire: grpc++ on ") for part in err.split("next way\n")] == [1, 2, 1], err
-
-
-def test_a_missing_library_fails_the_script(tmp_path):
-    path = script(tmp_path, "import tensorflow\nprint('trained')\n")
-    code, out, err = run(path, STARWIRE_LIBRARY="/nowhere/lib.so")
-    assert (code, out) == (2, "")
-    assert err.endswith("starwire run: error: STARWIRE_LIBRARY names '/nowhere/lib.so', which is not a file\n")
-    code, out, err = python(path, paths=(SITE, ROOT / "python"), STARWIRE_LIBRARY="/nowhere/lib.so", STARWIRE_PROTOCOL="grpc++")
-    assert (code, out) == (1, "")
-    assert err.splitlines()[-1] == "ImportError: starwire: STARWIRE_LIBRARY names '/nowhere/lib.so', which is not a file"
-
-
-def test_import_of_starwire_follows_the_variable_without_the_hook():
-    """It comes before that of TensorFlow here. A server may ask for another protocol of ours."""
-    code = """
-import os, sys
-import starwire, tensorflow as tf
-for asked in ({}, {"protocol": "grpc++"}):
-    print(tf.distribute.Server({"ps": ["localhost:0"]}, job_name="ps", task_index=0, **asked).server_def.protocol)
-print(starwire.library_path())
-del sys.modules["starwire"]
-os.environ["STARWIRE_PROTOCOL"] = "typo"
-try:
-    import starwire
-except ImportError as error:
-    print(error)
-"""
-    status, out, err = python("-c", code, STARWIRE_PROTOCOL="star_server_lite")
-    assert status == 0 and re.fullmatch(r"star_server_lite\ngrpc\+\+\n.*libstarwire\.so\n.*STARWIRE_PROTOCOL is 'typo'.*\n", out), out + err
-
-
-def test_a_whole_cluster_trains(tmp_path):
-    """Between-graph training over star_server; the script asks for grpc. Every task counts its steps in the same variable."""
-    path = script(
-        tmp_path,
-        """
-import json, os, time
-import tensorflow as tf
-v1 = tf.compat.v1
-v1.disable_eager_execution()
-config = json.loads(os.environ["TF_CONFIG"])
-task, cluster = config["task"], config["cluster"]
-server = v1.train.Server(cluster, job_name=task["type"], task_index=task["index"], protocol="grpc")
-if task["type"] == "ps":
-    server.join()
-with v1.device(v1.train.replica_device_setter(cluster=cluster)):
-    step = v1.train.get_or_create_global_step()
-    count = v1.assign_add(step, 1, use_locking=True)
-    done = v1.get_variable("done", initializer=tf.zeros([], tf.int32))
-    finish = v1.assign_add(done, 1, use_locking=True)
-filters = v1.ConfigProto(device_filters=["/job:ps", "/job:worker/task:%d" % task["index"]])
-with v1.train.MonitoredTrainingSession(server.target, is_chief=task["index"] == 0, config=filters) as session:
-    for _ in range(100):
-        session.run(count)
-    session.run(finish)
-    while session.run(done) < 2:
-        time.sleep(0.1)
-    print("steps", session.run(step), server.server_def.protocol)
-""",
-    )
-    code, out, err = run("--protocol", "star_server", "--ps", 1, "--worker", 2, "--logs", tmp_path / "logs", path)
-    assert code == 0, out + err
-    assert re.search(r"^worker 0 \| steps 200 star_server$", out, re.M) and re.search(r"^worker 1 \| steps 200 star_server$", out, re.M), out
-    assert re.search(r"^starwire \| ps 0 serves at localhost:\d+ after [\d.]+ s$", out, re.M), out
-    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["ps-0.log", "worker-0.log", "worker-1.log"]
-    assert "steps 200 star_server\n" in (tmp_path / "logs" / "worker-1.log").read_text()
-
-
-# Local clusters of scripts that do not need TensorFlow. ---------------------------------------------------------------
+# The scripts do not need TensorFlow.
 
 # `up` tells the other tasks that this one runs; `await_start` and `await_end` wait for another one, the latter until the launcher has seen its end.
 TASK = """
@@ -401,6 +154,13 @@ def test_the_death_of_a_task_ends_the_run(cluster, job, kind, status, words, tmp
     assert lines[-1] == f"starwire | {job} 1 failed: {words}; its log is {tmp_path}/logs/{job}-1.log"
 
 
+def test_ends_are_seen_though_the_launcher_was_started_without(tmp_path):
+    path = script(tmp_path, TASK + "sys.exit(7)")
+    words = [sys.executable, "-m", "starwire", "run", "--worker", "1", "--logs", f"{tmp_path}/logs", f"{path}"]
+    result = subprocess.run(words, env=environment(ROOT / "python"), capture_output=True, text=True, timeout=HANG, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert result.returncode == 7 and "worker 0 failed: exit status 7" in result.stdout, result.stdout
+
+
 def test_a_worker_that_fails_after_the_chief_counts(cluster):
     text = "up()\nif job == 'ps': time.sleep(1000)\nif job == 'worker': await_end('chief0')\nsys.exit(job == 'worker')"
     status, _ = cluster(text, "--ps", 1, "--worker", 1, "--chief", "--linger", HANG)
@@ -487,6 +247,44 @@ time.sleep(1000)
     out = process.communicate(timeout=HANG)[0]
     assert process.returncode == 143
     assert "worker 0 does not stop and is killed" in out and not left_behind(path)
+
+
+def test_what_a_shell_has_started_has_the_time_to_end_as_well(tmp_path):
+    path = script(tmp_path, TASK + """
+def leave(*_):
+    await_start(f"end{index}")
+    time.sleep(0.5)
+    print("saved", flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, leave)
+print("ready", os.getppid(), flush=True)
+time.sleep(1000)
+""")
+    launch = script(tmp_path, f"{shlex.quote(sys.executable)} {shlex.quote(str(path))}; true", "launch.sh")
+    words = [sys.executable, "-m", "starwire", "run", "--worker", "1..2", "--grace", str(HANG), "--logs", f"{tmp_path}/logs", "bash", str(launch)]
+    process = subprocess.Popen(words, env=environment(ROOT / "python"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=interruptible)
+
+    def ask(number, index, shell):
+        """Signals the launcher; the worker may save once its shell has ended."""
+        process.send_signal(number)
+        while Path("/proc", shell, "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.02)
+        (tmp_path / f"end{index}").touch()
+
+    try:
+        shells = [re.search(r"ready (\d+)", read_until(process, "ready"))[1]]
+        process.send_signal(signal.SIGUSR1)
+        shells.append(re.search(r"ready (\d+)", read_until(process, "ready"))[1])
+        ask(signal.SIGUSR2, 1, shells[1])
+        assert "worker 1 | saved" in read_until(process, "worker 1 was removed after")
+        ask(signal.SIGTERM, 0, shells[0])
+        out = process.communicate(timeout=HANG)[0]
+        assert process.returncode == 143 and "worker 0 | saved" in out and "does not stop" not in out, out
+        assert not left_behind(path)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_second_ctrl_c_kills_at_once(started):
@@ -631,6 +429,22 @@ def test_quiet_and_a_closed_pipe(cluster, tmp_path):
     result = subprocess.run(["bash", "-c", command], env=environment(ROOT / "python"), capture_output=True, text=True, timeout=HANG)
     assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "done").read_text() == "done" and (tmp_path / "logs" / "worker-0.log").read_text().endswith("line 2999\n")
+    path.write_text(path.read_text() + "\nsys.exit(3)")
+    result = subprocess.run(["bash", "-c", command], env=environment(ROOT / "python"), capture_output=True, text=True, timeout=HANG)
+    assert (result.returncode, result.stderr) == (3, "")
+
+
+def test_a_reader_that_is_slow_gets_everything(tmp_path):
+    path = script(tmp_path, TASK + "for i in range(3000):\n    print('line', i, 'x' * 100)")
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    process = subprocess.Popen([sys.executable, "-m", "starwire", "run", "--worker", "1", "--logs", f"{tmp_path}/logs", f"{path}"], env=environment(ROOT / "python"), stdout=writer)
+    os.close(writer)
+    while struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, bytes(4)))[0] < 60000:  # of 64 KiB
+        time.sleep(0.02)
+    with open(reader) as lines:
+        assert sum("| line" in line for line in lines) == 3000
+    assert process.wait(HANG) == 0
 
 
 def test_a_terminal_that_goes_does_not_end_the_run(tmp_path):
@@ -700,6 +514,27 @@ def test_mistakes_are_explained(words, message):
     code, out, err = run(*words)
     assert (code, out) == (2, "")
     assert err.endswith(f"starwire run: error: {message}\n"), err
+
+
+def test_folders_are_scripts_only_if_python_runs_them(tmp_path):
+    (tmp_path / "sh").mkdir()
+    (tmp_path / "job").mkdir()
+    script(tmp_path / "job", "print('a folder')", "__main__.py")
+    assert run("sh", "-c", "echo a command", cwd=tmp_path) == (0, "a command\n", "")
+    assert run("job", cwd=tmp_path) == (0, "a folder\n", "")
+
+
+def test_what_cannot_be_run_is_explained(tmp_path):
+    script(tmp_path, "neither a shebang nor a program", "tool").chmod(0o755)
+    code, out, err = run(tmp_path / "tool")
+    assert (code, out) == (2, "") and err.endswith("tool' cannot be run: Exec format error\n"), err
+
+
+def test_the_working_directory_stays_on_the_path(tmp_path):
+    script(tmp_path, "print('helped')", "helper.py")
+    (tmp_path / "sub").mkdir()
+    path = script(tmp_path / "sub", "import helper")
+    assert run(path, paths=(ROOT / "python", ""), cwd=tmp_path) == (0, "helped\n", "")
 
 
 def test_a_cluster_inside_a_cluster_is_refused():

@@ -9,12 +9,12 @@ _here = os.path.dirname(os.path.abspath(__file__))
 def _install():
     if sys.version_info < (3, 7) or not os.environ.get("STARWIRE_PROTOCOL"):
         return
-    root = os.path.dirname(os.path.dirname(_here))
-    # At the end: an installed starwire comes first.
-    if root not in sys.path:
-        sys.path.append(root)
-    from starwire_run import hook
-
+    # At the end: an installed starwire comes first. Only for this import: other things may lie there.
+    sys.path.append(os.path.dirname(os.path.dirname(_here)))
+    try:
+        from starwire_run import hook
+    finally:
+        sys.path.pop()
     hook.install()
 
 
