@@ -18,6 +18,8 @@ INSTALLED = $(or $(shell scripts/venv-tf-version "$(VENV)"),$(TF_VERSION))
 FOLDER = target/tf-$(INSTALLED)
 PLUGIN = $(FOLDER)/libstarwire.so
 
+# Where the library is, is said in more places.
+unexport CARGO_TARGET_DIR
 # Tests change folders.
 ifdef TMPDIR
 export TMPDIR := $(shell realpath "$$TMPDIR")

@@ -167,3 +167,6 @@ def default_signals():
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         # Children start with the default, and this process goes on.
         signal.signal(signal.SIGHUP, lambda *_: None)
+    else:
+        # Jobs have sessions of their own, so the end of the terminal does not reach them.
+        signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))

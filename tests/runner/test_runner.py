@@ -90,6 +90,18 @@ def test_signals_that_the_caller_ignores_are_not_ignored_in_jobs(tmp_path):
     assert not ignored & (1 << signal.SIGINT - 1 | 1 << signal.SIGHUP - 1), done.stdout
 
 
+def test_jobs_end_when_the_terminal_goes_away(tmp_path):
+    pid_file = tmp_path / "pid"
+    job = f"Job('waits', 'echo $$ >{pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 1000')"
+    code = f"import pathlib, sys; sys.path.insert(0, {str(HERE)!r}); import scheduler; from jobs import Job; scheduler.default_signals(); scheduler.Scheduler([{job}], pathlib.Path({str(tmp_path)!r}), print).run()"
+    with subprocess.Popen([sys.executable, "-c", code], preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)) as runner:
+        while not pid_file.exists():
+            time.sleep(0.01)
+        runner.send_signal(signal.SIGHUP)
+        assert runner.wait() == 129
+    assert not Path("/proc", pid_file.read_text().strip()).exists()
+
+
 def test_no_job_needs_what_is_not_there():
     settings = all_jobs.Settings("/nowhere")
     prepared = all_jobs.preparation(settings)
@@ -110,6 +122,11 @@ def test_shares_of_the_deep_suite_leave_nothing_out(count):
 def test_a_wrong_share_is_an_error(shard):
     with pytest.raises(SystemExit, match="is not K/N"):
         deep.share([], shard)
+
+
+def test_a_share_without_jobs_is_an_error():
+    done = subprocess.run([sys.executable, ROOT / "scripts/test", "--deep", "--shard", "1000/1000"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "the share 1000/1000 has no jobs" in done.stderr, done.stderr
 
 
 def test_an_unknown_job_is_an_error():
