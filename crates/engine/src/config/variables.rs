@@ -33,7 +33,7 @@ variables! {
     WORKER_CORES: Number<usize> = "NETWORK_WORKER_CORE_NUMBER", Number(1..=256), Star { star: "2", others: "16" }, Servers,
         "Maximum number of reactor threads in jobs `worker` and `chief`. There are never more reactors than tasks in the cluster, nor more than CPUs that the process may use.";
     PS_CORES: Number<usize> = "NETWORK_PS_CORE_NUMBER", Number(1..=256), Star { star: "8", others: "16" }, Servers,
-        "The same for job `ps` and the jobs of `STARWIRE_PS_JOBS`. Other jobs have 16.";
+        "The same for the jobs of `STARWIRE_PS_JOBS` (job `ps`, if unset). Other jobs have 16.";
     WORKER_UNPINNED: Flag = "WORKER_DISABLE_PIN_CORES", Flag, Is("true"), Servers,
         "`false` pins each reactor of jobs `worker` and `chief` to its own CPU, among those that the process may use.";
     PS_UNPINNED: Flag = "PS_DISABLE_PIN_CORES", Flag, Is("true"), Servers,
