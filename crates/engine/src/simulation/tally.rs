@@ -45,6 +45,7 @@ const POINTS: [&str; 5] = [
 ];
 
 /// What one simulation has had.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Found {
     /// Requests by the code of their end.
     pub ended: BTreeMap<i32, u64>,
