@@ -50,12 +50,15 @@ class Life:
         self.end = min([kill["begin"] for kill in self.lost] + again, default=math.inf)
         self.over = min([kill["end"] for kill in self.lost] + again, default=math.inf)
 
-    def may_lack(self, certain, read):
-        """An update that had taken effect at these times may have been lost with the last moments of its server, and the read shows it."""
+    def may_lack(self, certain, read, shared=math.inf):
+        """An update that had taken effect at these times may have been lost with the last moments of its server, and the read shows it. `shared`: when an
+        update began that other servers have a part of: this one may have answered, and died, while they had not."""
         lacking = numpy.zeros(numpy.shape(certain), bool)
         for kill in self.kept:
             if kill["begin"] < _end(read):
                 lacking |= (kill["kept_until"] <= certain) & (certain <= kill["end"])
+                if kill["kept_until"] < kill["begin"]:
+                    lacking |= (kill["kept_until"] <= certain) & (shared <= kill["begin"])
         return lacking
 
     def is_forgotten_by(self, init):
@@ -91,11 +94,12 @@ def _certain(event):
 class Updates:
     """The updates of a variable, and what the reads of one of its lives say about them."""
 
-    def __init__(self, events, life):
+    def __init__(self, events, life, server_of):
         self.events, self.life = events, life
         self.begin = numpy.array([event["begin"] for event in events])
         self.end = numpy.array([_end(event) for event in events])
         self.acknowledged = numpy.array([_certain(event) for event in events])
+        self.shared = numpy.where([len({server_of[name] for name in event["names"]}) > 1 for event in events], self.begin, math.inf)
         self.elements = numpy.array([event["element"] for event in events], int)
         self.seen = numpy.full(len(events), math.inf)  # the end of the first read that shows the effect
         self.proved = numpy.zeros(len(events), bool)
@@ -107,7 +111,7 @@ class Updates:
         """Returns for each update whether the read must see it, and whether it may. What a read has seen, later ones must see."""
         certain = numpy.minimum(self.acknowledged, self.seen)
         is_new = self.begin >= self.life.known
-        must = (is_new | (self.seen < math.inf)) & (certain < read["begin"]) & ~self.life.may_lack(certain, read)
+        must = (is_new | (self.seen < math.inf)) & (certain < read["begin"]) & ~self.life.may_lack(certain, read, self.shared)
         self.proved |= must & (self.acknowledged < read["begin"])
         return must, (self.begin < _end(read)) & (self.end > self.life.begin)
 
@@ -227,7 +231,7 @@ def check(events, server_of, kind_of):
             elif life is not None and name in read["values"]:
                 reads[life].append(read)
         for life, compared in reads.items():
-            of = Updates(updates[name], life)
+            of = Updates(updates[name], life, server_of)
             CHECKS[kind_of[name]](name, of, compared, verdict.complain)
             verdict.compared += len(compared)
             verdict.proved += int(of.proved.sum())

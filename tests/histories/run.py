@@ -402,11 +402,8 @@ class History:
         if not self.has_state or set(self.done) - {"kill_server", "move_server", "died", "full_disk"}:
             return []
         events = self.recorded()
-        first = {}
-        for event in events:
-            if event["what"] == "init" and event["ok"]:
-                first[event["name"]] = min(event["end"], first.get(event["name"], math.inf))
-        begun = max(first.values())
+        # A variable that a server had not written yet when it died is given a value again. (One that it had is not: the checker would say so.)
+        begun = max(event["end"] for event in events if event["what"] == "init" and event["ok"])
         failed = [event for event in events if "error" in event and event["begin"] > begun and not event.get("saved")]
         # TensorFlow runs graphs that are on one server as a whole, and nobody knows whether it did.
         failed = [event for event in failed if not (event["what"] == "count" and event["error"].startswith("UnavailableError"))]

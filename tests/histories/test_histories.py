@@ -160,6 +160,23 @@ def test_what_a_server_may_do_is_no_violation(keeps):
 QUICK = (("repeat", "push", False), ("swap", "push", True), ("drop", "write", True), ("drop", "count", False), ("repeat", "count", True))
 
 
+@pytest.mark.parametrize(
+    "kept_until, names, is_wrong",
+    [(2.0, ["a0", "b1"], False), (5.1, ["a0", "b1"], True), (2.0, ["a0"], True)],
+    ids=["a server that had answered may lose it", "sync", "a server that had not is asked again"],
+)
+def test_an_update_of_several_servers_that_were_not_all_there(kept_until, names, is_wrong):
+    """It begins at 4; server 0 dies at 5, and server 1 answers at 7."""
+    nothing = {"ones": "", "others": []}
+    inits = [{"what": "init", "name": name, "base": nothing, "begin": 0.0, "end": 1.0, "ok": True} for name in ("a0", "b1")]
+    push = {"what": "push", "names": names, "element": 3, "value": 4, "begin": 4.0, "end": 7.0, "ok": True}
+    kill = {"what": "kill", "server": 0, "begin": 5.0, "end": 5.1, "kept_until": kept_until}
+    values = {"a0": nothing, "b1": checker.pack([0, 0, 0, "b1" in names])}
+    read = {"what": "read", "begin": 8.0, "end": 8.1, "ok": True, "values": values}
+    verdict = checker.check([*inits, push, kill, read], {"a0": 0, "b1": 1}, {"a0": "push", "b1": "push"})
+    assert bool(verdict.wrong) == is_wrong, verdict.wrong
+
+
 @pytest.mark.quick(
     lambda of: (of["plant"], of["kind"], of["keeps"]) in QUICK,
     reason="each fault once, in models with and without flushes; of two updates that are swapped, one is dropped",
