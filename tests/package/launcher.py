@@ -31,3 +31,14 @@ def script(folder, text, name="train.py"):
     path = folder / name
     path.write_text(text)
     return path
+
+
+def port_finder():
+    sys.path.insert(0, str(PACKAGE.parent))
+    from starwire_run import ports
+
+    return ports
+
+
+def free_port():
+    return port_finder().free(1)[0]

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from launcher import ROOT, SITE, python, run, script
+from launcher import ROOT, SITE, free_port, python, run, script
 
 
 # The hook, with a package that only has TensorFlow's name. ------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import PACKAGE, ROOT, environment, python, run, script
+from launcher import ROOT, environment, port_finder, python, run, script
 
 
 # The scripts do not need TensorFlow.
@@ -71,17 +71,6 @@ def left_behind(path):
         except OSError:
             continue
     return found
-
-
-def port_finder():
-    sys.path.insert(0, str(PACKAGE.parent))
-    from starwire_run import ports
-
-    return ports
-
-
-def free_port():
-    return port_finder().free(1)[0]
 
 
 def test_ports_leave_room_for_the_second_one_of_each_task(monkeypatch):
