@@ -289,7 +289,7 @@ pub mod tests {
 
     #[test]
     fn nodes_without_a_device_are_on_no_server() {
-        let nodes = vec![
+        let nodes = [
             node("v", "VarHandleOp", "/job:parameter/task:0", &[]),
             node("read", "ReadVariableOp", "/job:parameter/task:0", &["v"]),
             node("gradient", "Neg", "", &["read"]),
