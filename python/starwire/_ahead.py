@@ -42,6 +42,7 @@ class Ahead:
         self._owners = []  # the threads in the middle of a step, or of changing this: a signal handler may interrupt them
         self._ready = 0  # batches
         self._under_way = []  # the threads whose steps make batches ready
+        self._takers = []  # the threads that wait for a batch, or whose run takes one: none is dropped meanwhile
         self._reads = collections.deque()
         self._is_stale = False  # variables have changed since
         self._is_broken = False  # a run has failed: nobody knows which batches it has taken
@@ -85,6 +86,10 @@ class Ahead:
             self._owners.remove(own)
             if own in self._under_way:  # it was interrupted before its step began
                 self._end_step(own, False)
+            if own in self._takers:
+                with self._changed:
+                    self._takers.remove(own)
+                    self._changed.notify_all()
 
     def run_unknown(self, run):
         """What a callable does is not looked at: it takes an element behind those that were read."""
@@ -99,7 +104,7 @@ class Ahead:
             reader, self._reader = self._reader, None
             if reader is not None:
                 reader.put(None)
-            is_idle = not self._under_way and not self._is_broken and all(read.is_done for read in self._reads)
+            is_idle = not self._takers and not self._is_broken and all(read.is_done for read in self._reads)
             rewrite = self._rewrite if is_idle else None
         if rewrite is not None:
             try:  # what it holds on the worker
@@ -133,7 +138,7 @@ class Ahead:
     def _next(self, known, is_step):
         """The graph to run: the rewritten step, whose batch is ready, another one that takes the oldest batch, or none but the run's own."""
         is_again, self._last = is_step and self._last is known, known
-        if is_again and known is not self._step and not self._ready and not self._reads and not self._under_way:
+        if is_again and known is not self._step and not self._ready and not self._reads and not self._takers:
             self._begin(known)
         if self._step is None:
             return None
@@ -147,6 +152,7 @@ class Ahead:
         redirected = None if is_step else self._redirected(known)
         if not is_step and redirected is None:
             return None
+        self._takers.append(threading.get_ident())
         if not self._make_ready(self._most_ready if is_step else 1):
             return None  # raises that the dataset has ended, too
         self._ready -= 1
@@ -191,7 +197,7 @@ class Ahead:
 
     def _forget(self):
         """Drops all batches."""
-        while self._under_way or (self._reads and not self._reads[-1].is_done):
+        while self._takers or (self._reads and not self._reads[-1].is_done):
             self._changed.wait()
         self._run(self._rewrite.clear)
         self._reads.clear()
@@ -208,9 +214,13 @@ class Ahead:
                 inputs = self._run(rewrite.ready_inputs)
                 self._run(rewrite.first, dict(zip(rewrite.first_inputs, inputs)))
         while self._ready == 0 or self._ready + len(self._under_way) < most:
-            if self._ready > 0 and not self._is_read():
+            if self._ready > 0 and not self._is_read() and self._ready > 0:  # another thread may have taken it meanwhile
                 return True
-            error = self._oldest_read().error
+            read = self._oldest_read()
+            if not read.is_done or (read.error is not None and self._under_way):  # the batches of these come before the error
+                self._changed.wait()
+                continue
+            error = read.error
             self._reads.popleft()
             if isinstance(error, tf.errors.OutOfRangeError):
                 return False
@@ -237,20 +247,13 @@ class Ahead:
             self._changed.notify_all()
 
     def _oldest_read(self):
-        """The oldest batch that was only read, once that is done."""
-        while True:
-            if not self._reads:
-                self._begin_read()
-            read = self._reads[0]
-            if read.is_done:
-                return read
-            self._changed.wait()
+        if not self._reads:
+            self._begin_read()
+        return self._reads[0]
 
     def _is_read(self):
         """Whether another batch was read. Waits for a moment."""
-        if not self._reads:
-            self._begin_read()
-        if not self._reads[0].is_done:
+        if not self._oldest_read().is_done:
             self._changed.wait_for(lambda: not self._reads or self._reads[0].is_done, _MOMENT)
         return bool(self._reads) and self._reads[0].is_done and self._reads[0].error is None
 

@@ -297,6 +297,84 @@ def by_threads(case):
     return [row for row, _ in case.seen], sorted(numbers + [number for _, number in case.seen])
 
 
+def taken_meanwhile(case):
+    """Three threads wait for a moment for another batch, while two are ready."""
+    from starwire import _ahead
+
+    opened = threading.Event()
+    slow = lambda number: (number < 4 or opened.wait(30), number)[1]
+    with one().device("/job:worker/task:0"):
+        case.iterator = one().data.make_initializable_iterator(tf.data.Dataset.range(12).map(lambda number: one().py_func(slow, [number], tf.int64)))
+        case.number = tf.reshape(case.iterator.get_next(), [])
+    case.begin()
+    moment, _ahead._MOMENT = _ahead._MOMENT, 0.5
+    try:
+        if case.ahead:
+            case.sess._starwire_runs._ahead._most_ready = 3
+        case.take(2)
+        threads = [threading.Thread(target=case.take, args=(1,), daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        threading.Event().wait(2)
+        opened.set()
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads), case.seen
+        case.take(7)
+    finally:
+        _ahead._MOMENT = moment
+    # Which thread took which batch is not determined.
+    return sorted(number for _, number in case.seen)
+
+
+def taken_at_the_end(case):
+    """A thread finds the end of the dataset while another one's step makes the last batch ready."""
+    with one().device("/job:worker/task:0"):
+        case.iterator = one().data.make_initializable_iterator(tf.data.Dataset.range(4))
+        case.number = case.iterator.get_next()
+        waits = one().py_func(lambda number: bool(number == 2 and threading.Event().wait(2)), [case.number], tf.bool)
+    with tf.control_dependencies([waits]):
+        case.begin(tf.group(case.v.assign_add(1, read_value=False)))
+    case.take(2)
+    threads = [threading.Thread(target=case.take, args=(1,), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        threading.Event().wait(1)
+    for thread in threads:
+        thread.join(20)
+    try:
+        case.take(1)
+    except tf.errors.OutOfRangeError:
+        return sorted(number for _, number in case.seen)
+
+
+def initialised_meanwhile(case):
+    """The iterator begins again before another thread's run has taken the batch that it was given."""
+    from starwire import _ahead_graph
+
+    case.begin()
+    case.take(3)
+    case.sess.run(case.number)  # so that both know of it
+    fetched = _ahead_graph.Redirected.fetched
+
+    def late(self, one):
+        threading.Event().wait(1)
+        return fetched(self, one)
+
+    _ahead_graph.Redirected.fetched = late
+    try:
+        thread = threading.Thread(target=lambda: case.sess.run(case.number), daemon=True)
+        thread.start()
+        threading.Event().wait(0.5)
+        case.sess.run(case.iterator.initializer)
+    finally:
+        _ahead_graph.Redirected.fetched = fetched
+    thread.join(10)
+    assert not thread.is_alive()
+    case.take(3)
+    return case.seen
+
+
 def fed_in_part(case):
     with one().device("/job:worker/task:0"):
         left, right = tf.split(tf.stack([case.number, case.number]), 2)
@@ -375,7 +453,7 @@ def wrongly_fed(case):
     return case.seen
 
 
-CASES = [behind_a_barrier, interrupted, by_threads, fed_in_part, of_another_iterator, behind_the_element, in_a_handler, of_unknown_size, wrongly_fed]
+CASES = [behind_a_barrier, interrupted, by_threads, taken_meanwhile, taken_at_the_end, initialised_meanwhile, fed_in_part, of_another_iterator, behind_the_element, in_a_handler, of_unknown_size, wrongly_fed]
 
 
 # Tests. ---------------------------------------------------------------------------------------------------------------
