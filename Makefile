@@ -18,7 +18,7 @@ INSTALLED = $(or $(shell scripts/venv-tf-version "$(VENV)"),$(TF_VERSION))
 FOLDER = target/tf-$(INSTALLED)
 PLUGIN = $(FOLDER)/libstarwire.so
 
-# Where the library is, is said in more places.
+# Scripts and tests expect the library in target/.
 unexport CARGO_TARGET_DIR
 # Tests change folders.
 ifdef TMPDIR

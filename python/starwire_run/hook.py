@@ -11,15 +11,15 @@ _NAME = "tensorflow"
 
 def install():
     """Makes the import of TensorFlow apply STARWIRE_PROTOCOL. Imports nothing heavy and never raises; further calls have no effect."""
-    if not any(isinstance(finder, _Own) for finder in sys.meta_path):
-        sys.meta_path.append(_Own())
+    if not any(isinstance(finder, _StarwireFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_StarwireFinder())
     if _NAME in sys.modules:
         _after_import()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
-class _Own:
+class _StarwireFinder:
     """Finds starwire where this file is, if the other finders do not: an installed one comes first. Nothing else that is there."""
 
     def find_spec(self, name, path=None, target=None):

@@ -8,6 +8,7 @@ from ahead_programs import Program
 from cluster import one, tf, worker_call
 from metrics import star_calls
 from training_job import OPTIMIZERS, batch, regression, setter
+from waiting import wait_until
 
 BATCHES = 14
 
@@ -301,51 +302,75 @@ def taken_meanwhile(case):
     """Three threads wait for a moment for another batch, while two are ready."""
     from starwire import _ahead
 
-    opened = threading.Event()
+    opened, entered, is_read = threading.Event(), [], _ahead.Ahead._is_read
     slow = lambda number: (number < 4 or opened.wait(30), number)[1]
     with one().device("/job:worker/task:0"):
         case.iterator = one().data.make_initializable_iterator(tf.data.Dataset.range(12).map(lambda number: one().py_func(slow, [number], tf.int64)))
         case.number = tf.reshape(case.iterator.get_next(), [])
     case.begin()
-    moment, _ahead._MOMENT = _ahead._MOMENT, 0.5
+    if case.ahead:
+        case.sess._starwire_runs._ahead._most_ready = 3
+    case.take(2)
+
+    def after_a_moment(ahead):
+        if opened.is_set():
+            return is_read(ahead)
+        entered.append(1)
+        ahead._changed.notify_all()
+        ahead._changed.wait_for(lambda: len(entered) >= 3, 30)
+        return False
+
+    _ahead.Ahead._is_read = after_a_moment
     try:
-        if case.ahead:
-            case.sess._starwire_runs._ahead._most_ready = 3
-        case.take(2)
         threads = [threading.Thread(target=case.take, args=(1,), daemon=True) for _ in range(3)]
         for thread in threads:
             thread.start()
-        threading.Event().wait(2)
+        wait_until(lambda: len(case.seen) >= 4, 30, "two of the steps")
         opened.set()
         for thread in threads:
             thread.join(20)
         assert not any(thread.is_alive() for thread in threads), case.seen
         case.take(7)
     finally:
-        _ahead._MOMENT = moment
+        _ahead.Ahead._is_read = is_read
     # Which thread took which batch is not determined.
     return sorted(number for _, number in case.seen)
 
 
 def taken_at_the_end(case):
     """A thread finds the end of the dataset while another one's step makes the last batch ready."""
+    from starwire import _ahead
+
+    begun, looked, go, oldest_read = threading.Event(), threading.Event(), threading.Event(), _ahead.Ahead._oldest_read
     with one().device("/job:worker/task:0"):
         case.iterator = one().data.make_initializable_iterator(tf.data.Dataset.range(4))
         case.number = case.iterator.get_next()
-        waits = one().py_func(lambda number: bool(number == 2 and threading.Event().wait(2)), [case.number], tf.bool)
+        waits = one().py_func(lambda number: bool(number == 2 and (begun.set(), go.wait(30))[1]), [case.number], tf.bool)
     with tf.control_dependencies([waits]):
         case.begin(tf.group(case.v.assign_add(1, read_value=False)))
     case.take(2)
     threads = [threading.Thread(target=case.take, args=(1,), daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-        threading.Event().wait(1)
-    for thread in threads:
-        thread.join(20)
+    threads[0].start()
+    assert begun.wait(30)
+
+    def noticed(ahead):
+        read = oldest_read(ahead)
+        if read.is_done:
+            looked.set()
+        return read
+
+    _ahead.Ahead._oldest_read = noticed
     try:
+        threads[1].start()
+        wait_until(lambda: looked.is_set() or not threads[1].is_alive(), 30, "the other thread")
+        go.set()
+        for thread in threads:
+            thread.join(20)
         case.take(1)
     except tf.errors.OutOfRangeError:
         return sorted(number for _, number in case.seen)
+    finally:
+        _ahead.Ahead._oldest_read = oldest_read
 
 
 def initialised_meanwhile(case):
@@ -355,18 +380,23 @@ def initialised_meanwhile(case):
     case.begin()
     case.take(3)
     case.sess.run(case.number)  # so that both know of it
-    fetched = _ahead_graph.Redirected.fetched
+    fetched, given, dropped = _ahead_graph.Redirected.fetched, threading.Event(), threading.Event()
 
     def late(self, one):
-        threading.Event().wait(1)
+        given.set()
+        dropped.wait(0.5)  # it is not, while this run may take it
         return fetched(self, one)
 
     _ahead_graph.Redirected.fetched = late
     try:
         thread = threading.Thread(target=lambda: case.sess.run(case.number), daemon=True)
         thread.start()
-        threading.Event().wait(0.5)
+        if case.ahead:
+            assert given.wait(30)
+        else:
+            thread.join(30)
         case.sess.run(case.iterator.initializer)
+        dropped.set()
     finally:
         _ahead_graph.Redirected.fetched = fetched
     thread.join(10)

@@ -27,9 +27,9 @@ use crate::remote;
 Without --serve and --to, both ends run in this process: over a unix socket, over TCP, and over
 RDMA if this host has a device for it. Between hosts, STARWIRE_TRANSPORT=verbs at both ends measures
 RDMA. A step requests all its tensors at once and ends with the last byte of the last one; three
-bytes of each are checked. The server's tensors are already in memory, so the result is the limit of the
-transport, not the speed of a training job. CPU is the time of this process per tensor (or call), of
-both ends if both run here.
+bytes of each are checked. The server's tensors are already in memory, so the result is the limit of
+the transport, not the speed of a training job. CPU is the time of this process per tensor (or
+call), of both ends if both run here.
 The variables of docs/configuration.md apply, except those for addresses if both ends run here.")]
 pub struct Args {
     /// Only serve, for --to on another machine; stop with Ctrl-C
