@@ -1,12 +1,15 @@
 """Random training programs for starwire.config(ahead=1): a model that reads a dataset, and a sequence of runs."""
 
+import threading
+import time
+
 from cluster import one, tf
 
 BATCHES, ROWS, SIZE = 9, 40, 12
 
 
-def dataset(rng):
-    """Elements: ids, words, numbers, a sparse list of ids, and the number of the batch."""
+def dataset(rng, delays):
+    """Elements: ids, words, numbers, a sparse list of ids, and the number of the batch. With `delays`, some take longer than a step waits for them."""
     import numpy as np
 
     ids = rng.randint(0, ROWS, (BATCHES, SIZE)).astype(np.int64)
@@ -17,7 +20,10 @@ def dataset(rng):
         ids, words, numbers = tf.reshape(ids, [SIZE]), tf.reshape(words, [SIZE]), tf.reshape(numbers, [SIZE, 4])
         return ids, words, numbers, tf.sparse.from_dense(tf.reshape(ids % 3 * ids % ROWS, [SIZE // 2, 2])), number
 
-    return data.map(parsed)
+    def delayed(ids, words, numbers, number):
+        return ids, words, numbers, tf.reshape(one().py_func(lambda number: (time.sleep(delays[number]), number)[1], [number], tf.int64), [])
+
+    return (data.map(delayed) if delays else data).map(parsed)
 
 
 class Program:
@@ -29,7 +35,8 @@ class Program:
         self.rng = np.random.RandomState(seed)
         self.use_resource = self.chance(0.6)
         self.repeats = self.chance(0.5)
-        data = dataset(self.rng)
+        delays = [self.one_of(0, 0.002, 0.03) for _ in range(BATCHES)] if self.chance(0.4) else []
+        data = dataset(self.rng, delays)
         iterator = one().data.make_initializable_iterator(data.repeat() if self.repeats else data)
         self.first = [iterator.initializer]
         with one().device(setter), one().variable_scope(f"program{seed}", use_resource=self.use_resource):
@@ -121,7 +128,9 @@ class Program:
             sess.run(op)
         seen = []
         for _ in range(self.rng.randint(4, 12)):
-            if self.chance(0.25):
+            if self.chance(0.15):
+                self.take_together(sess, seen)
+            elif self.chance(0.25):
                 wanted = self.others[self.rng.randint(len(self.others))]
                 self.take(sess, wanted, seen, bits)
             else:
@@ -135,3 +144,25 @@ class Program:
         except tf.errors.OutOfRangeError:
             seen.append("end")
             sess.run(self.iterator.initializer)
+
+    def take_together(self, sess, seen):
+        """Makes steps in several threads. Which step gets which batch is not determined, so all begins anew afterwards."""
+        threads, taken = self.rng.randint(2, 5), []
+        steps = self.rng.randint(1, 4)
+
+        def take(steps=steps):
+            for _ in range(steps):
+                try:
+                    taken.append(int(sess.run(self.step)[2]))
+                except tf.errors.OutOfRangeError:
+                    taken.append(BATCHES)
+
+        running = [threading.Thread(target=take, daemon=True) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        take(3)  # what was read, and not used
+        seen.append(sorted(taken))
+        for op in self.first:
+            sess.run(op)

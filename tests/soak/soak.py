@@ -3,9 +3,11 @@
     make soak                                                  # 60 minutes of star_server
     make soak SOAK_ARGS="--minutes 10 --protocol grpc++"
     make soak SOAK_ARGS="--minutes 10 --protocol grpc"         # the same for stock TensorFlow
+    make soak SOAK_ARGS="--state sync"                         # a server is killed every 20 s, and no worker may notice
 
 The tasks ps/0 and worker/0 live throughout: their memory, descriptors and threads must not grow. Every worker must keep making steps, no process
-may abort, and all errors must be ones that a training job recovers from.
+may abort, and all errors must be ones that a training job recovers from. With a state, servers are killed and nothing else happens: there must be
+no error at all, and with `sync` as many steps on the server as the workers have made.
 """
 
 import argparse
@@ -61,10 +63,15 @@ class Soak:
         self.options, self.out = options, out
         self.random = random.Random(options.seed)
         environment = {"STARWIRE_KEEPALIVE": "after_ms=2000,timeout_ms=4000", "TF_CPP_MIN_LOG_LEVEL": 1}
-        self.cluster = harness.Cluster(runner, options.protocol, {"ps": SERVERS, "worker": WORKERS}, environment=environment, per_task={("ps", 0): {"TF_CPP_MIN_LOG_LEVEL": 0}})
+        per_task = {("ps", index): {"TF_CPP_MIN_LOG_LEVEL": 0} for index in range(SERVERS)}
+        if options.state:
+            environment["STARWIRE_RECOVER_S"] = 120
+            for settings in per_task.values():
+                settings |= {"STARWIRE_STATE": out / "state", "STARWIRE_STATE_MODE": options.state}
+        self.cluster = harness.Cluster(runner, options.protocol, {"ps": SERVERS, "worker": WORKERS}, environment=environment, per_task=per_task)
         if not harness.is_stock(options.protocol):
             self.cluster["ps", 0].wait_for_log("data port")
-        self.checkpoints, self.end = str(out / "checkpoints"), str(out / "end")
+        self.checkpoints, self.end = None if options.state else str(out / "checkpoints"), str(out / "end")
         self.events = collections.Counter()
         self.complaints = []
         self.begun = {}
@@ -94,7 +101,7 @@ class Soak:
         self.replace("worker", self.random.randrange(1, WORKERS))
 
     def kill_server(self):
-        self.replace("ps", SERVERS - 1)
+        self.replace("ps", self.random.randrange(SERVERS) if self.options.state else SERVERS - 1)
 
     def stop_worker(self):
         """Stops a worker, sometimes long enough to be taken for dead."""
@@ -116,7 +123,8 @@ class Soak:
                 pass
 
     def happen(self):
-        what = self.random.choices([self.kill_worker, self.kill_server, self.stop_worker, self.send_garbage], [5, 1, 3, 3])[0]
+        weights = [0, 1, 0, 0] if self.options.state else [5, 1, 3, 3]
+        what = self.random.choices([self.kill_worker, self.kill_server, self.stop_worker, self.send_garbage], weights)[0]
         what()
         self.events[what.__name__] += 1
 
@@ -126,9 +134,9 @@ class Soak:
             if task.poll() is not None or job == "worker" and task.ready():
                 self.complaints.append(f"{task} ended unasked")
                 return False
-        seen = {name: sample(self.cluster[job, 0].pid) for name, job in (("ps/0", "ps"), ("worker/0", "worker"))}
-        seen["ps/0"] |= self.cluster["ps", 0].call(training.heap)
-        seen["worker/0"] |= last_heap(self.progress(0)) if self.progress(0).exists() else {}
+        seen = {"worker/0": sample(self.cluster["worker", 0].pid) | (last_heap(self.progress(0)) if self.progress(0).exists() else {})}
+        if not self.options.state:
+            seen["ps/0"] = sample(self.cluster["ps", 0].pid) | self.cluster["ps", 0].call(training.heap)
         samples.append({"t": now, "events": sum(self.events.values()), **seen})
         for task in range(WORKERS):
             path = self.progress(task)
@@ -150,17 +158,27 @@ class Soak:
                     break
             if now >= next_event:
                 self.happen()
-                next_event = time.monotonic() - started + self.random.expovariate(1 / self.options.pause)
+                next_event = time.monotonic() - started + (self.options.pause if self.options.state else self.random.expovariate(1 / self.options.pause))
             time.sleep(0.2)
         Path(self.end).touch()
+        made = 0
         for task in range(WORKERS):
             try:
-                self.cluster["worker", task].result(120)
+                made += self.cluster["worker", task].result(120)[0]
             except (harness.TaskTimeout, harness.TaskDied, harness.RemoteError) as error:
                 self.complaints.append(str(error)[:2000])
+        if self.options.state and not self.complaints:
+            self.compare(made)
         for task in self.cluster.tasks.values():
             self.complaints += task.complaints()
         return samples
+
+    def compare(self, made):
+        """Compares the steps that the workers have made with those that the server has counted."""
+        counted = self.cluster["worker", 0].call(training.counted, self.cluster.target("worker", 0), 0, SERVERS)
+        print(f"soak: {made} steps made, {counted} on the server", flush=True)
+        if counted > made or self.options.state == "sync" and counted != made:
+            self.complaints.append(f"the workers have made {made} steps, and the server has {counted}")
 
     def errors(self):
         found = collections.Counter()
@@ -190,7 +208,7 @@ def judge(samples, options):
     settled = [s for s in samples if s["t"] >= samples[-1]["t"] / 3]
     events = settled[-1]["events"] - settled[0]["events"]
     hours = (settled[-1]["t"] - settled[0]["t"]) / 3600
-    for task in ("ps/0", "worker/0"):
+    for task in sorted(settled[0].keys() & {"ps/0", "worker/0"}):
         row = {}
         for what, key in (("rss", "rss"), ("heap_used", "used"), ("heap_free", "free")):
             points = [(s["t"], s[task][key]) for s in settled if key in s[task]]
@@ -215,13 +233,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--protocol", default="star_server")
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--pause", type=float, default=5, help="mean seconds between two events")
+    parser.add_argument("--state", choices=["async", "sync"], help="of the servers, of which one is killed every PAUSE seconds, and nothing else happens")
+    parser.add_argument("--pause", type=float, help="mean seconds between two events (default: 5, with a state 20)")
     parser.add_argument("--steps-per-second", type=float, default=0, help="of each worker, at most: a soak that leaves the machine to others (default: no limit)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--rss-mb-per-hour", type=float, default=20)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    print(f"soak: {options.protocol} for {options.minutes:g} minutes, seed {options.seed}", flush=True)
+    options.pause = options.pause or (20 if options.state else 5)
+    print(f"soak: {options.protocol}{f' with a state ({options.state})' if options.state else ''} for {options.minutes:g} minutes, seed {options.seed}", flush=True)
     # Absolute, because tasks run in their own folders.
     out = options.out.resolve() / f"{options.protocol}-{time.strftime('%Y%m%d-%H%M%S')}"
     out.mkdir(parents=True)
@@ -233,14 +253,14 @@ def main():
     finally:
         runner.close()
     errors, steps = soak.errors(), soak.steps()
-    wrong = soak.complaints + [f"{count} times {name}, which training does not recover from" for name, count in errors.items() if name not in EXPECTED]
+    wrong = soak.complaints + [f"{count} times {name}, which training does not recover from" for name, count in errors.items() if options.state or name not in EXPECTED]
     rows = {}
     if len(samples) < 12:
         wrong.append(f"only {len(samples)} samples: too short to judge")
     else:
         rows, found = judge(samples, options)
         wrong += found
-    result = {"protocol": options.protocol, "minutes": options.minutes, "seed": options.seed, "steps": steps, "events": soak.events, "errors": errors, "growth": rows, "wrong": wrong}
+    result = {"protocol": options.protocol, "state": options.state, "minutes": options.minutes, "seed": options.seed, "steps": steps, "events": soak.events, "errors": errors, "growth": rows, "wrong": wrong}
     (out / "result.json").write_text(json.dumps({**result, "samples": samples}, indent=1))
     print(json.dumps(result, indent=1))
     print(f"soak: {'FAILED' if wrong else 'passed'}; everything is in {out}, the tasks' logs in {runner.directory}")

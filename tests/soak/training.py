@@ -48,9 +48,17 @@ def heap():
     return {"used": info.uordblks + info.hblkhd, "free": info.fordblks}
 
 
+def counted(target, task, servers):
+    """Returns the global step."""
+    with tf.Graph().as_default():
+        _loss(servers, task)
+        with tf.compat.v1.Session(target, config=tf.compat.v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task}"])) as session:
+            return int(session.run(tf.compat.v1.train.get_global_step()))
+
+
 def train(target, task, servers, checkpoints, progress, end, steps_per_second=0):
     """Trains until the file `end` exists. Appends lines to `progress`: time, event, and its detail, such as the number of steps or the error. Ends
-    sessions now and then, so that the soak covers their clean-up."""
+    sessions now and then, so that the soak covers their clean-up. Without checkpoints, the variables are initialised once."""
     one = tf.compat.v1
     started, steps = time.monotonic(), 0
     with open(progress, "a", buffering=1) as log:
@@ -64,7 +72,7 @@ def train(target, task, servers, checkpoints, progress, end, steps_per_second=0)
                     push, loss = _loss(servers, task)
                     config = one.ConfigProto(operation_timeout_in_ms=60_000, device_filters=["/job:ps", f"/job:worker/task:{task}"])
                     with one.train.MonitoredTrainingSession(
-                        target, is_chief=task == 0, checkpoint_dir=checkpoints, save_checkpoint_secs=None, save_checkpoint_steps=500, save_summaries_steps=None,
+                        target, is_chief=task == 0 and (checkpoints or not steps), checkpoint_dir=checkpoints, save_checkpoint_secs=None, save_checkpoint_steps=500, save_summaries_steps=None,
                         log_step_count_steps=None, config=config, stop_grace_period_secs=5, max_wait_secs=60,
                     ) as session:
                         say("session", steps)
