@@ -116,7 +116,7 @@ Status Measure(const Tensor& tensor, Outgoing* out) {
   }
 }
 
-void WriteContent(const Tensor& tensor, const Outgoing& out, uint8_t* at) {
+Status WriteContent(const Tensor& tensor, const Outgoing& out, uint8_t* at) {
   switch (out.encoding) {
     case TensorEncoding::kRaw:
       std::memcpy(at, tensorflow::DMAHelper::base(&tensor), out.bytes);
@@ -124,8 +124,7 @@ void WriteContent(const Tensor& tensor, const Outgoing& out, uint8_t* at) {
     case TensorEncoding::kShortStrings:
     case TensorEncoding::kStrings:
     case TensorEncoding::kWideStrings:
-      WriteStrings(tensor, out.encoding, at, out.bytes);
-      break;
+      return WriteStrings(tensor, out.encoding, at, out.bytes);
     case TensorEncoding::kNarrow:
     case TensorEncoding::kProto:
       std::memcpy(at, out.objects.data(), out.bytes);
@@ -133,6 +132,7 @@ void WriteContent(const Tensor& tensor, const Outgoing& out, uint8_t* at) {
     default:
       break;
   }
+  return OkStatus();
 }
 
 uint8_t* WriteEntry(const StarValue& value, const Outgoing& out, uint8_t* at) {
@@ -234,7 +234,7 @@ Status ValueEncoder::Pack(const StarValue* values, size_t n, std::vector<uint8_t
     }
     const uint64_t at = end == piece ? end : piece + Aligned(end - piece);
     if (at != end) std::memset(base + end, 0, at - end);
-    WriteContent(values[i].tensor, out, base + at);
+    if (Status status = WriteContent(values[i].tensor, out, base + at); !status.ok()) return status;
     end = at + out.bytes;
   }
   if (end != piece) parts_.push_back({base + piece, static_cast<size_t>(end - piece)});

@@ -112,8 +112,9 @@ Status EncodedTensor::EncodeStrings(const Tensor& tensor, int64_t send_start_mic
   const auto strings = tensor.flat<tensorflow::tstring>();
   const size_t n = static_cast<size_t>(strings.size());
   const StringsSize size = MeasureStrings(tensor);
-  // Another step may assign the strings of a variable while they are sent.
-  const bool is_own = tensorflow::DMAHelper::buffer(&tensor)->RefCountIsOne();
+  // Another step may assign the strings of a variable, of which this may be a slice, while they are sent.
+  const TensorBuffer* memory = tensorflow::DMAHelper::buffer(&tensor);
+  const bool is_own = memory->RefCountIsOne() && const_cast<TensorBuffer*>(memory)->root_buffer()->RefCountIsOne();
   const bool scatter = is_own && n <= kScatterMaxParts && size.text / n >= kScatterMeanLength;
 
   std::unique_ptr<uint8_t[]> buffer(new (std::nothrow) uint8_t[scatter ? size.table : size.total()]);
@@ -129,9 +130,7 @@ Status EncodedTensor::EncodeStrings(const Tensor& tensor, int64_t send_start_mic
     payload_ = {parts_.data(), parts_.size(), new Scattered{std::move(buffer), tensor},
                 Guarded<&DeleteOwner<Scattered>>};
   } else {
-    if (!WriteStrings(tensor, size.encoding, buffer.get(), size.total())) {
-      return MakeStatus(kAborted, "starwire: a variable of strings was assigned while it was sent");
-    }
+    if (Status status = WriteStrings(tensor, size.encoding, buffer.get(), size.total()); !status.ok()) return status;
     part_ = {buffer.get(), size.total()};
     payload_ = {&part_, 1, buffer.release(), Guarded<&DeleteArray<uint8_t>>};
   }
@@ -173,7 +172,7 @@ Status EncodedTensor::EncodeFused(const Tensor& tensor, const FusedTensors& fuse
     at += member.offset - end;
     end = member.offset + member.bytes;
     if (!scattered(member)) {
-      FusedLayout::WriteMember(member, tensors[i], at);
+      if (status = FusedLayout::WriteMember(member, tensors[i], at); !status.ok()) return status;
       at += member.bytes;
       continue;
     }

@@ -200,7 +200,7 @@ uint8_t* WriteLengths(const Tensor& tensor, TensorEncoding encoding, uint8_t* at
   });
 }
 
-bool WriteStrings(const Tensor& tensor, TensorEncoding encoding, uint8_t* at, uint64_t bytes) {
+Status WriteStrings(const Tensor& tensor, TensorEncoding encoding, uint8_t* at, uint64_t bytes) {
   const auto strings = tensor.flat<tensorflow::tstring>();
   const size_t table = static_cast<size_t>(strings.size()) * Width(encoding);
   uint8_t* text = at + table;
@@ -217,11 +217,7 @@ bool WriteStrings(const Tensor& tensor, TensorEncoding encoding, uint8_t* at, ui
     }
     return text == end;
   });
-  if (!fits) {
-    std::memset(at, 0xFF, table);
-    std::memset(at + table, 0, bytes - table);
-  }
-  return fits;
+  return fits ? OkStatus() : MakeStatus(kAborted, "starwire: a variable of strings was assigned while it was sent");
 }
 
 Status ReadStrings(const uint8_t* data, uint64_t bytes, TensorEncoding encoding, const TensorShape& shape,

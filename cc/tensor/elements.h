@@ -68,9 +68,9 @@ struct StringsSize {
 StringsSize MeasureStrings(const tensorflow::Tensor& tensor);
 // Returns the end of what it wrote.
 uint8_t* WriteLengths(const tensorflow::Tensor& tensor, TensorEncoding encoding, uint8_t* at);
-// Writes the lengths and the text, for which `bytes` were measured. False, and lengths that no peer accepts, if another
-// step has assigned other strings meanwhile: a reference variable's memory is not locked.
-bool WriteStrings(const tensorflow::Tensor& tensor, TensorEncoding encoding, uint8_t* at, uint64_t bytes);
+// Writes the lengths and the text, for which `bytes` were measured. Aborted if another step has assigned other strings
+// meanwhile: a reference variable's memory is not locked.
+Status WriteStrings(const tensorflow::Tensor& tensor, TensorEncoding encoding, uint8_t* at, uint64_t bytes);
 // Creates a tensor from `bytes` bytes that came from a peer. CheckContent has accepted its metadata.
 Status ReadStrings(const uint8_t* data, uint64_t bytes, TensorEncoding encoding, const tensorflow::TensorShape& shape,
                    tensorflow::Allocator* allocator, tensorflow::Tensor* out);

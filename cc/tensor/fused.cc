@@ -46,22 +46,23 @@ std::string FusedTensors::DebugString() const {
 bool FusedTensors::Encode(VariantTensorData* data) const {
   data->set_type_name(TypeName());
   FusedLayout layout;
-  const Status status = layout.Measure(tensors_);
-  if (!status.ok()) {
-    // Up to 2.21 TensorFlow ignores the result: the receiver will report that it cannot decode this.
-    LOG(ERROR) << "starwire: fused tensors cannot be sent: " << StatusMessage(status);
-    return false;
-  }
-  const uint64_t begin = Aligned(layout.table_bytes());
   std::string& bytes = data->metadata_string();
-  bytes.assign(begin + layout.payload_bytes(), '\0');
-  auto* base = reinterpret_cast<uint8_t*>(&bytes[0]);
-  layout.WriteTable(base);
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const FusedLayout::Member& member = layout.members()[i];
-    FusedLayout::WriteMember(member, tensors_[i], base + begin + member.offset);
+  Status status = layout.Measure(tensors_);
+  if (status.ok()) {
+    const uint64_t begin = Aligned(layout.table_bytes());
+    bytes.assign(begin + layout.payload_bytes(), '\0');
+    auto* base = reinterpret_cast<uint8_t*>(&bytes[0]);
+    layout.WriteTable(base);
+    for (size_t i = 0; i < tensors_.size() && status.ok(); ++i) {
+      const FusedLayout::Member& member = layout.members()[i];
+      status = FusedLayout::WriteMember(member, tensors_[i], base + begin + member.offset);
+    }
   }
-  return true;
+  if (status.ok()) return true;
+  // Up to 2.21 TensorFlow ignores the result: the receiver will report that it cannot decode this.
+  LOG(ERROR) << "starwire: fused tensors cannot be sent: " << StatusMessage(status);
+  bytes.clear();
+  return false;
 }
 
 bool FusedTensors::Decode(VariantTensorData data) {
@@ -190,7 +191,7 @@ void FusedLayout::WriteTable(uint8_t* at) const {
   }
 }
 
-void FusedLayout::WriteMember(const Member& member, const Tensor& tensor, uint8_t* at) {
+Status FusedLayout::WriteMember(const Member& member, const Tensor& tensor, uint8_t* at) {
   switch (member.encoding) {
     case TensorEncoding::kRaw:
       std::memcpy(at, tensorflow::DMAHelper::base(&tensor), member.bytes);
@@ -198,11 +199,11 @@ void FusedLayout::WriteMember(const Member& member, const Tensor& tensor, uint8_
     case TensorEncoding::kShortStrings:
     case TensorEncoding::kStrings:
     case TensorEncoding::kWideStrings:
-      WriteStrings(tensor, member.encoding, at, member.bytes);
-      break;
+      return WriteStrings(tensor, member.encoding, at, member.bytes);
     default:
       break;
   }
+  return OkStatus();
 }
 
 Status FusedLayout::MakeTensors(Slab* slab, Allocator* allocator, std::vector<Tensor>* out) const {

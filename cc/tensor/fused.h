@@ -65,7 +65,7 @@ class FusedLayout {
   // Writes table_bytes() bytes.
   void WriteTable(uint8_t* at) const;
   // Writes the member's content, member.bytes bytes.
-  static void WriteMember(const Member& member, const tensorflow::Tensor& tensor, uint8_t* at);
+  static Status WriteMember(const Member& member, const tensorflow::Tensor& tensor, uint8_t* at);
   // Creates the tensors of a slab that holds the payload and has room for members().size() pieces.
   Status MakeTensors(Slab* slab, tensorflow::Allocator* allocator, std::vector<tensorflow::Tensor>* out) const;
 

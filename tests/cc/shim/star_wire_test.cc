@@ -375,6 +375,44 @@ TEST(StarWire, IdsThatChangeWhileTheyAreSentArriveAsNumbersThatTheyHad) {
   EXPECT_EQ(wrong, kSmall);
 }
 
+// Likewise. Strings as short as these are within the memory of their tensor.
+TEST(StarWire, StringsThatChangeWhileTheyAreSentArriveOrTheCallEndsAborted) {
+  constexpr int kStrings = 2000;
+  Tensor strings(DT_STRING, TensorShape({kStrings}));
+  for (int i = 0; i < kStrings; ++i) strings.flat<tensorflow::tstring>()(i) = "text";
+  std::atomic<bool> is_over(false);
+  std::thread writer([&] {
+    while (!is_over.load()) {
+      for (const char* text : {"longer", "text"}) {
+        for (int i = 0; i < kStrings; ++i) strings.flat<tensorflow::tstring>()(i) = text;
+      }
+    }
+  });
+  int aborted = 0;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (aborted < 20 && std::chrono::steady_clock::now() < end) {
+    const StarValue sent = strings;
+    std::vector<uint8_t> meta;
+    ValueEncoder out;
+    if (const Status status = out.Pack(&sent, 1, &meta); !status.ok()) {
+      EXPECT_EQ(StatusNumber(status), kAborted) << StatusMessage(status);
+      ++aborted;
+      continue;
+    }
+    auto* body = new Body(out.Take());
+    ValueDecoder in;
+    std::vector<StarValue> received;
+    EXPECT_TRUE(in.Adopt(Bytes(meta), body->parts.data(), body->parts.size(), body, Body::Release).ok());
+    if (const Status status = in.Finish(tensorflow::cpu_allocator(), &received); !status.ok()) {
+      ADD_FAILURE() << StatusMessage(status);
+      break;
+    }
+  }
+  is_over.store(true);
+  writer.join();
+  EXPECT_GT(aborted, 0);
+}
+
 // Entries as a hostile peer may write them.
 TEST(StarWire, NarrowNumbersAreChecked) {
   const auto parse = [](uint16_t dtype, uint64_t elements, uint64_t bytes) {
