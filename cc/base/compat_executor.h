@@ -99,11 +99,16 @@ template <typename Kernel>
 const ::tensorflow::Tensor* ConstTensor(const Kernel& kernel) {
   return Either(STARWIRE_IF_VALID((const auto& k), k.const_tensor()), Otherwise(nullptr))(kernel);
 }
-// Operations whose errors say that a peer is unavailable. The executors of 2.x rename that error in all others; those
-// of 1.15 do not, and know no such mark.
+// Operations whose errors say that a peer is unavailable. 1.15 knows no such mark.
 template <typename OpDef>
 bool IsCommunication(const OpDef& op) {
   return Either(STARWIRE_IF_VALID((const auto& o), o.is_distributed_communication()), Otherwise(false))(op);
+}
+// Whether its operations may say that something is unavailable. The executors of 2.x rename that error in all that do
+// not communicate; those of 1.15 rename none.
+template <typename OpDef>
+bool MayBeUnavailable(const OpDef& op) {
+  return Either(STARWIRE_IF_VALID((const auto& o), o.is_distributed_communication()), Otherwise(true))(op);
 }
 template <typename Builder>
 Builder& MarkCommunication(Builder* op) {

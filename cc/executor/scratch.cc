@@ -348,7 +348,7 @@ void Scratch::Fail(Status status, const SubgraphNode& node) {
   tensorflow::CancellationManager* cancellation = step_->args.cancellation_manager;
   if (node.kernel != nullptr) {
     // TensorFlow recovers from Unavailable by starting over, so only network failures may return it.
-    if (StatusNumber(status) == kUnavailable && !node.is_communication) {
+    if (StatusNumber(status) == kUnavailable && !node.may_be_unavailable) {
       status = MakeStatus(kInternal,
                           "starwire: the operation returned Unavailable, which is reserved for network failures: " +
                               StatusMessage(status));

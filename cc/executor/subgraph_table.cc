@@ -72,7 +72,7 @@ Status SubgraphTable::AddNode(const Node& node, std::string* unsupported) {
   item.first_slot = static_cast<uint32_t>(readers.size());
   item.num_outputs = static_cast<uint32_t>(node.num_outputs());
   item.reads_uninitialized = node.op_def().allows_uninitialized_input();
-  item.is_communication = IsCommunication(node.op_def());
+  item.may_be_unavailable = MayBeUnavailable(node.op_def());
   item.is_pinned = IsPinned(node);
   input_slots.resize(input_slots.size() + item.num_inputs, kNoSlot);
   input_kinds.resize(input_slots.size(), InputKind::kValue);

@@ -38,7 +38,7 @@ struct SubgraphNode {
   int32_t fetch = -1;        // of a `_Retval`
   bool inputs_vary = false;  // some input is not kValue
   bool reads_uninitialized = false;
-  bool is_communication = false;
+  bool may_be_unavailable = false;
   bool is_pinned = false;            // see PinSum()
   bool* outputs_required = nullptr;  // null: all
 };

@@ -115,6 +115,7 @@ void RemoteRendezvous::Abort(const Status& status) {
   std::vector<StepState*> states;
   {
     std::lock_guard<std::mutex> lock(states_mu_);
+    was_aborted_ = true;
     for (const auto& state : states_) states.push_back(state.get());
   }
   for (StepState* state : states) state->Aborted();

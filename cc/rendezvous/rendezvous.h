@@ -21,7 +21,7 @@ namespace starwire {
 class StepState {
  public:
   virtual ~StepState() = default;
-  // The step has failed, or was cancelled, and this object may stay for ever.
+  // The step has failed, or was cancelled, perhaps before this object was made, which may stay for ever.
   virtual void Aborted() {}
 };
 
@@ -67,6 +67,7 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
     }
     auto made = std::make_unique<T>(step_id_);
     T* state = made.get();
+    if (was_aborted_) state->Aborted();
     states_.push_back(std::move(made));
     return state;
   }
@@ -125,6 +126,7 @@ class RemoteRendezvous : public tensorflow::BaseRemoteRendezvous {
   std::mutex routes_mu_;  // for adding
   std::mutex states_mu_;
   std::vector<std::unique_ptr<StepState>> states_;  // guarded by states_mu_
+  bool was_aborted_ = false;                        // guarded by states_mu_
 };
 
 // For GrpcServerOptions::rendezvous_mgr_func. Sources whose worker is not a RemoteWorker are refused with

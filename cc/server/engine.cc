@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/base/background_queue.h"
 #include "cc/base/completion_batch.h"
 #include "cc/base/guard.h"
 #include "cc/base/status_codec.h"
@@ -174,6 +175,7 @@ Status Engine::Start(const std::string& protocol, const tensorflow::ServerDef& d
   }
   sw_engine* handle = owned_.get();
   handle_.store(handle, std::memory_order_release);
+  BackgroundQueue::OfProcess()->Run([] {});  // starts its thread: without one, work would run under the caller's locks
   services_.recv->Start(shared_handle(), queues_);
   services_.worker->Start(shared_handle(), queues_);
   services_.star->Start(shared_handle(), task_, queues_);

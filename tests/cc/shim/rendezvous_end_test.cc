@@ -215,7 +215,9 @@ template <int kFeature>
 struct Kept : StepState {
   explicit Kept(int64_t step_id) : step(step_id) { ++alive; }
   ~Kept() override { --alive; }
+  void Aborted() override { ++aborted; }
   const int64_t step;
+  int aborted = 0;
   static inline int alive = 0;
 };
 
@@ -233,6 +235,17 @@ TEST_F(RendezvousEndTest, StatesOfAStepGoWithIt) {
   worker_->manager->Cleanup(245);
   step->Unref();
   EXPECT_EQ(Kept<1>::alive + Kept<2>::alive, 0);
+}
+
+TEST_F(RendezvousEndTest, StatesOfAFailedStepKnowThatItFailed) {
+  auto* step = worker_->Step(246);
+  auto* rendezvous = dynamic_cast<RemoteRendezvous*>(step);
+  ASSERT_NE(rendezvous, nullptr);
+  EXPECT_EQ(rendezvous->State<Kept<3>>()->aborted, 0);
+  step->StartAbort(MakeStatus(kInternal, "because"));
+  EXPECT_EQ(rendezvous->State<Kept<3>>()->aborted, 1);
+  EXPECT_EQ(rendezvous->State<Kept<4>>()->aborted, 1) << "made after the abort";
+  step->Unref();
 }
 
 TEST_F(RendezvousEndTest, ReceivesAfterTheCleanUpFail) {
