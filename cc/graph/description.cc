@@ -183,7 +183,7 @@ void GraphDescription::FindSizes(bool guess) {
     sw_plan_edge& edge = plan_edges_[i];
     const bool is_string = guess && edge.type_class == SW_EDGE_STRING;
     if (edge.type_class != SW_EDGE_PLAIN && !is_string) continue;
-    if (plan_nodes_[edge.src].task == plan_nodes_[edge.dst].task) continue;
+    if (!guess && plan_nodes_[edge.src].task == plan_nodes_[edge.dst].task) continue;
     tensorflow::shape_inference::InferenceContext* context = refiner.GetContext(edges_[i]->src());
     if (context == nullptr || edge.src_output >= context->num_outputs()) continue;
     const auto shape = context->output(edge.src_output);
@@ -206,6 +206,7 @@ void GraphDescription::FindSizes(bool guess) {
 uint64_t GraphDescription::CrossingBytes() const {
   uint64_t sum = 0;
   for (const sw_plan_edge& edge : plan_edges_) {
+    if (plan_nodes_[edge.src].task == plan_nodes_[edge.dst].task) continue;
     if (edge.bytes > 0 && __builtin_add_overflow(sum, static_cast<uint64_t>(edge.bytes), &sum)) {
       return std::numeric_limits<uint64_t>::max();
     }

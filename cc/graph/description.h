@@ -22,8 +22,8 @@ class GraphDescription {
 
   // Whether anything crosses between tasks. If not, the rest is not needed.
   bool crosses() const { return crosses_; }
-  // Finds out how much crossing edges carry. This takes longer. `guess`: also where a batch or a string decides it, by
-  // what is usual.
+  // Finds out how much crossing edges carry. This takes longer. `guess`: also within tasks, and where a batch or a
+  // string decides it, by what is usual.
   void FindSizes(bool guess);
   // All that is known to cross.
   uint64_t CrossingBytes() const;

@@ -89,6 +89,25 @@ def conditional_update():
         return [first + 0.0, second + 0.0, *rest], None
 
 
+def large_branch():
+    """A branch looks up rows of a large reference variable, which is trained and used elsewhere, too."""
+    import numpy as np
+
+    with tf.device(PS0):
+        table = one().get_variable("table", initializer=np.arange(80000, dtype=np.float32).reshape(5000, 16) / 80000, use_resource=False)
+    with tf.device(PS1):
+        turn = one().assign_add(one().get_variable("turn", initializer=np.int32(0), use_resource=True), 1)
+        bias = one().get_variable("bias", initializer=np.zeros(16, np.float32), use_resource=True)
+    with tf.device(WORKER0):
+        ids = tf.constant(np.arange(64) * 77 % 5000)
+        rows = tf.cond(tf.equal(turn % 2, 1), lambda: one().nn.embedding_lookup(table, ids), lambda: tf.zeros((64, 16)))
+        loss = tf.reduce_sum(tf.square(rows + bias)) + tf.reduce_sum(one().nn.embedding_lookup(table, ids[:4] * 3 % 5000))
+        train = one().train.GradientDescentOptimizer(0.1).minimize(loss, var_list=[table, bias])
+        with tf.control_dependencies([train]):
+            after = [tf.reduce_sum(one().nn.embedding_lookup(table, ids)), tf.reduce_sum(bias.read_value())]
+        return [loss, *after], None
+
+
 def back_and_forth():
     """A value stays on a ps between two calls, travels from ps to ps, and is used by both again."""
     import numpy as np
@@ -292,6 +311,7 @@ CASES = {
     **{f"optimizer_{name}": optimizer_model(make) for name, make in OPTIMIZERS.items()},
     "tables": tables,
     "conditional_update_v1": conditional_update,
+    "large_branch_v1": large_branch,
     "conditional_update_v2": conditional_update,
     "back_and_forth": back_and_forth,
     "references": references,

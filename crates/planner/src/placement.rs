@@ -57,6 +57,8 @@ pub enum Reason {
     Transfer,
     /// A Switch or Merge of references or resources.
     Branching,
+    /// A Switch or Merge of a large value for nodes of its own server, or such a value's producer or consumer.
+    Large,
     /// No edge connects the calls to the rest of the graph: calls would save nothing.
     NothingCrosses,
 }
@@ -74,9 +76,41 @@ impl Reason {
             Reason::Variant => "an object would leave its call",
             Reason::Transfer => "sends, receives, feeds and fetches",
             Reason::Branching => "a branch of references",
+            Reason::Large => "a branch of a large value",
             Reason::NothingCrosses => "calls would save nothing",
         }
     }
+}
+
+/// Values from this size on do not go to the worker because a node between their producer and their consumer does.
+pub const LARGE_BYTES: u64 = 256 << 10;
+
+/// The nodes on servers that are left to send and receive because the worker would otherwise get a large value of
+/// which it may need nothing: each Switch or Merge of one whose consumers are all beside it, and all that large values
+/// connect with it.
+pub fn large_branches(graph: &Graph, roles: &Roles) -> Vec<Option<Reason>> {
+    let mut left = vec![None; graph.len()];
+    let is_large = |edge: &Edge| is_large_here(graph, edge);
+    let decides = |node: &u32| matches!(graph.node(*node).kind, Kind::Switch | Kind::Merge);
+    let in_task = |edge: &Edge| edge.is_control() || !graph.crosses(edge);
+    let begins = |node: &u32| {
+        let on_server = roles.is_server(graph.node(*node).task);
+        decides(node) && on_server && graph.ins(*node).any(is_large) && graph.outs(*node).all(in_task)
+    };
+    let mut open: Vec<u32> = graph.ids().filter(begins).collect();
+    while let Some(node) = open.pop() {
+        if left[index(node)].replace(Reason::Large).is_none() {
+            open.extend(graph.ins(node).filter(|edge| is_large(edge)).map(|edge| edge.src));
+            open.extend(graph.outs(node).filter(|edge| is_large(edge)).map(|edge| edge.dst));
+        }
+    }
+    left
+}
+
+/// A constant is wherever it is needed.
+fn is_large_here(graph: &Graph, edge: &Edge) -> bool {
+    let is_large = edge.bytes.is_some_and(|bytes| bytes >= LARGE_BYTES);
+    is_large && edge.class == Class::Plain && !graph.crosses(edge) && !graph.node(edge.src).cloneable
 }
 
 pub struct Placement<'a> {
@@ -256,6 +290,7 @@ impl<'a> Placement<'a> {
         if (it.cloneable && graph.ins(node).next().is_none()) || (copy_read && it.pure_read && ins.all(copied)) {
             return Place::Copied;
         }
+        let there = |node: u32| matches!(self.place(node), Place::Called | Place::Copied);
         let tied = graph.edges_of(node).any(|edge| self.is_tied(edge) || edge.class == Class::Variant);
         match it.kind {
             Kind::Switch | Kind::Enter if self.roots.of_output(node).is_some() => Place::Pivot,
@@ -263,10 +298,10 @@ impl<'a> Placement<'a> {
             Kind::Switch | Kind::Merge | Kind::ControlTrigger => Place::Moved,
             kind if kind.is_loop_plumbing() && tied => Place::Left(Reason::Loop),
             kind if kind.is_loop_plumbing() => Place::Moved,
-            _ if !(it.stateful || it.blocking || tied) && predicates.node(node) != loops.usual(flow.inside(node)) => {
-                Place::Moved
-            }
-            _ => Place::Called,
+            _ if it.stateful || it.blocking || tied => Place::Called,
+            _ if predicates.node(node) == loops.usual(flow.inside(node)) => Place::Called,
+            _ if graph.ins(node).any(|edge| is_large_here(graph, edge) && there(edge.src)) => Place::Called,
+            _ => Place::Moved,
         }
     }
 }

@@ -29,7 +29,7 @@ use super::flow::{Flow, ROOT};
 use super::graph::{Class, Edge, Graph, Kind, PlanError, index};
 use super::loops::Loops;
 use super::parts::{Part, Parts};
-use super::placement::{Place, Placement, Reason, Roles, is_reference};
+use super::placement::{Place, Placement, Reason, Roles, is_reference, large_branches};
 use super::predicates::{Fact, Predicates};
 use super::reads::repeatable;
 use super::roots::Roots;
@@ -123,7 +123,7 @@ pub fn plan(graph: &Graph, roles: &Roles, style: Style, split_bytes: u64) -> Res
         Style::Robust => vec![false; graph.len()],
         Style::Lite => repeatable(graph, &known),
     };
-    let mut left: Vec<Option<Reason>> = vec![None; graph.len()];
+    let mut left = large_branches(graph, roles);
     let mut attempts = 0;
     loop {
         let placement = Placement::of(graph, &flow, &predicates, &loops, &classes, roles, &known, &left, &repeatable);

@@ -5,7 +5,7 @@ use super::{STYLES, roles};
 use starwire_planner::flow::Flow;
 use starwire_planner::graph::Class::{Deref, Plain, Ref, Resource};
 use starwire_planner::graph::{Graph, Kind};
-use starwire_planner::placement::{Place, Reason};
+use starwire_planner::placement::{LARGE_BYTES, Place, Reason};
 use starwire_planner::predicates::Predicates;
 use starwire_planner::star::{self, Style, Way};
 
@@ -73,6 +73,59 @@ fn a_snapshot_that_must_show_an_update_stays_beside_its_variable() {
             let place = plan.places[node as usize];
             assert_eq!(place, if updated { Place::Left(Reason::Alias) } else { Place::Moved });
         }
+    }
+}
+
+#[test]
+fn a_branch_of_a_large_value_stays_beside_it() {
+    // if p: gather(table/read, ids), on the server; the rows are used on the worker. table/read is used elsewhere, too.
+    for (large, style) in [false, true].into_iter().flat_map(|large| STYLES.map(|style| (large, style))) {
+        let bytes = Some(if large { LARGE_BYTES } else { LARGE_BYTES - 1 });
+        let (mut b, ids, predicate) = build();
+        let variable = b.variable(1);
+        let read = b.read(variable);
+        let choice = switch(&mut b, (read, 0), Plain, predicate);
+        let gather = b.op(1, &[]);
+        b.input((choice, 1), gather, 0, Plain);
+        b.input((ids, 0), gather, 1, Plain);
+        let other = b.op(1, &[(read, Plain), (ids, Plain)]);
+        for edge in b.edges.iter_mut().filter(|edge| [read, choice].contains(&edge.src)) {
+            edge.bytes = bytes;
+        }
+        b.op(0, &[(gather, Plain), (other, Plain)]);
+        let third = b.variable(1);
+        b.update(third, &[ids]);
+        let plan = b.check(style);
+        for node in [read, choice, gather, other] {
+            let is_left = plan.places[node as usize] == Place::Left(Reason::Large);
+            assert_eq!(is_left, large, "{large} {node} {:?}", plan.places[node as usize]);
+        }
+    }
+}
+
+#[test]
+fn what_is_computed_of_a_large_value_in_a_branch_is_computed_beside_it() {
+    // if p: sum(w * w), on the server, with a resource variable.
+    for (large, style) in [false, true].into_iter().flat_map(|large| STYLES.map(|style| (large, style))) {
+        let (mut b, value, predicate) = build();
+        b.references = false;
+        let variable = b.variable(1);
+        let handle = switch(&mut b, (variable, 0), Resource, predicate);
+        let read = b.op(1, &[]);
+        b.input((handle, 1), read, 0, Resource);
+        (b.nodes[read as usize].pure_read, b.nodes[read as usize].stateful) = (true, true);
+        let square = b.op(1, &[(read, Plain), (read, Plain)]);
+        let sum = b.op(1, &[(square, Plain)]);
+        for edge in b.edges.iter_mut().filter(|edge| [read, square].contains(&edge.src)) {
+            edge.bytes = Some(if large { LARGE_BYTES } else { 1 });
+        }
+        b.op(0, &[(sum, Plain)]);
+        let third = b.variable(1);
+        b.update(third, &[value]);
+        let plan = b.check(style);
+        let place = if large { Place::Called } else { Place::Moved };
+        assert_eq!([plan.places[square as usize], plan.places[sum as usize]], [place; 2]);
+        assert_eq!(plan.calls_of[read as usize] == plan.calls_of[sum as usize], large);
     }
 }
 
