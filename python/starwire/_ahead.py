@@ -19,6 +19,8 @@ from starwire import _ahead_graph
 _MOST_REWRITES, _MOST_KNOWN = 8, 1000
 # Seconds for which a step whose batch is ready waits for the next one.
 _MOMENT = 0.02
+# By graph: the operations that drop the batches of sessions that were closed when they were broken, or still read. The next session runs them.
+_uncleared = weakref.WeakKeyDictionary()
 
 
 def checked(steps):
@@ -53,8 +55,8 @@ class Ahead:
         """`run(fetches)` runs these with the feeds. `is_step`: they may update variables, and nobody asks for how that went."""
         try:
             mapper, known = self._find(fetches, feeds)
-        except Exception:  # the run says what is wrong with its arguments
-            return run(fetches)
+        except Exception:  # the run says what is wrong with its arguments, or knows better
+            return self.run_unknown(lambda: run(fetches))
         own = threading.get_ident()
         if (not known.takes and not known.iterators) or own in self._owners or self._is_closed:
             try:
@@ -105,12 +107,16 @@ class Ahead:
             if reader is not None:
                 reader.put(None)
             is_idle = not self._takers and not self._is_broken and all(read.is_done for read in self._reads)
-            rewrite = self._rewrite if is_idle else None
-        if rewrite is not None:
-            try:  # what it holds on the worker
+            rewrite = self._rewrite
+        if rewrite is None:
+            return
+        try:  # what it holds on the worker
+            if is_idle:
                 self._run(rewrite.clear)
-            except Exception:
-                return  # the server is gone, or the session was closed
+                return
+        except Exception:
+            pass  # the server is gone, or the session was closed
+        _uncleared.setdefault(rewrite.clear.graph, []).append(rewrite.clear.name)
 
     def __del__(self):
         if self._reader is not None:
@@ -187,13 +193,25 @@ class Ahead:
             graph, parts = self._session().graph, _ahead_graph.Parts(known.ops)
             rewrite = _ahead_graph.Rewrite(graph, known.wanted, parts)
             redirected = _ahead_graph.Redirected(graph, known.wanted, known.ops, known.fed, rewrite)
-        except _ahead_graph.Unable as reason:
+        except Exception as reason:
             known.is_unable = True
-            tf.compat.v1.logging.warning(f"starwire: a step runs without ahead=1: {reason}")
+            what = reason if isinstance(reason, _ahead_graph.Unable) else f"{type(reason).__name__}: {reason}"
+            tf.compat.v1.logging.warning(f"starwire: a step runs without ahead=1: {what}")
         else:
+            self._clear_others(graph)
             self._rewrites += 1
             self._rewrite, known.redirected = rewrite, (rewrite, redirected)
             self._step, self._iterator = known, _ahead_graph.iterator_of(parts.take)
+
+    def _clear_others(self, graph):
+        import tensorflow as tf
+
+        names = _uncleared.pop(graph, [])
+        try:
+            if names:
+                self._run([graph.get_operation_by_name(name) for name in names])
+        except tf.errors.OpError:
+            pass  # the step says what is wrong
 
     def _forget(self):
         """Drops all batches."""

@@ -19,6 +19,8 @@ import uuid
 
 _VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable", "AutoReloadVariable"))
 _NEXT = frozenset(("IteratorGetNext", "IteratorGetNextSync"))
+# What else leaves an iterator where it is, or takes the next element.
+_KEEP_PLACE = frozenset(("IteratorToStringHandle", "SerializeIterator", "IteratorGetDevice", "IteratorGetNextAsOptional"))
 _READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 _PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
 # With functions that may run on other tasks: an edge behind them does not wait for all that these do.
@@ -65,8 +67,7 @@ def iterators_used(ops):
     """The names of the iterators with which one of these operations does anything but take an element or tell its name."""
     found = set()
     for op in ops:
-        is_other = op.type not in _NEXT and op.type not in ("IteratorToStringHandle", "SerializeIterator", "IteratorGetDevice")
-        if is_other and ("Iterator" in op.type):
+        if "Iterator" in op.type and op.type not in _NEXT and op.type not in _KEEP_PLACE:
             found.update(_name_of(one.op) for one in op.inputs if _is_handle(one))
     return found
 
@@ -191,27 +192,26 @@ class Parts:
 
     def updates(self, read):
         """The operations of the rest behind which a read of variables sees what one in the next step would see."""
-        read_roots, found = self._roots_of(read)[0], []
-        for op, roots in self._effects():
-            if roots is not None and not roots & read_roots:
-                continue
+        effects = self._effects()
+        found = list(dict.fromkeys(op for root in (None, *sorted(self._roots_of(read)[0])) for op in effects.get(root, ())))
+        for op in found:
             if op in self.in_control_flow or op.type in _BRANCHES:
                 raise Unable(f"{op.name} is in a condition or a loop, and may update a variable or wait for an update")
-            found.append(op)
         return found
 
     def _effects(self):
-        """Operations of the rest, with the names of the variables that each may update; None: it may wait for an update of another worker."""
+        """By name of a variable: the operations of the rest that may update it. None: those that may wait for an update of another worker."""
         if self._known_effects is None:
             variables = {_name_of(op) for op in self.ops if op.type in _VARIABLES}
             passive = {_name_of(op) for op in self.ops if op.type in _TABLE or op.type.endswith("Iterator") or "IteratorV2" in op.type}
-            self._known_effects = []
+            self._known_effects = {}
             for op in self.of("rest"):
                 touches, (roots, is_known) = _touches(op), self._roots_of(op)
                 if (touches and _only_reads(op)) or not (touches or op._is_stateful) or (op.type.startswith(_OF_STEP) and not roots):
                     continue
                 is_update = touches and is_known and roots <= (variables | passive)
-                self._known_effects.append((op, roots if is_update else None))
+                for root in roots if is_update else (None,):
+                    self._known_effects.setdefault(root, []).append(op)
         return self._known_effects
 
     def _roots_of(self, op):
@@ -451,6 +451,7 @@ def _shapes(graph, tensors):
 
     data = tf.compat.v1.GraphDef()
     data.versions.CopyFrom(graph.graph_def_versions)
+    graph._copy_functions_to_graph_def(data, 0)
     for op in leading_to(tensors):
         data.node.add().CopyFrom(op.node_def)
         data.node[-1].attr.pop("_class", None)
@@ -458,7 +459,7 @@ def _shapes(graph, tensors):
     try:
         with scratch.as_default():
             tf.compat.v1.import_graph_def(data, name="")
-    except ValueError:  # it calls functions, which are not there
+    except (ValueError, tf.errors.OpError):  # an operation that cannot be imported alone
         return {}
     return {one: scratch.get_tensor_by_name(one.name).shape for one in tensors}
 

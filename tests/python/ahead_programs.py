@@ -59,7 +59,7 @@ class Program:
     def ids_of(self, batch):
         ids, words, _, _, number = batch
         hashed = lambda: one().strings.to_hash_bucket_fast(words, ROWS)
-        made = self.one_of(lambda: ids, hashed, lambda: (ids * 3 + number) % ROWS, lambda: self.found(words), lambda: self.computed(ids))()
+        made = self.one_of(lambda: ids, hashed, lambda: (ids * 3 + number) % ROWS, lambda: self.found(words), lambda: self.computed(ids), lambda: self.called(ids))()
         return tf.cast(made, tf.int32) if self.chance(0.2) else made
 
     def found(self, words):
@@ -70,6 +70,13 @@ class Program:
 
     def computed(self, ids):
         made = one().py_func(lambda ids: (ids + 1) % ROWS, [ids], tf.int64)
+        made.set_shape([SIZE])
+        return made
+
+    def called(self, ids):
+        from tensorflow.python.framework import function
+
+        made = function.Defun(tf.int64, func_name="others")(lambda ids: (ids * 5 + 1) % ROWS)(ids)
         made.set_shape([SIZE])
         return made
 

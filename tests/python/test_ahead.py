@@ -483,7 +483,55 @@ def wrongly_fed(case):
     return case.seen
 
 
-CASES = [behind_a_barrier, interrupted, by_threads, taken_meanwhile, taken_at_the_end, initialised_meanwhile, fed_in_part, of_another_iterator, behind_the_element, in_a_handler, of_unknown_size, wrongly_fed]
+def fed_what_starwire_does_not_know(case):
+    from tensorflow.python.client import session
+
+    class Number:
+        pass
+
+    session.register_session_run_conversion_functions(Number, lambda key: ([key.tensor], lambda values: values[0]), lambda key, value: [(key.tensor, value)])
+    key = Number()
+    key.tensor = one().placeholder(tf.int64, [])
+    set_to = case.v.assign(key.tensor, read_value=False)
+    case.begin()
+    case.take(3)
+    case.sess.run(set_to, {key: 1000})
+    case.take(2)
+    return case.seen
+
+
+def taken_as_optional(case):
+    more = case.iterator.get_next_as_optional().has_value()
+    case.begin()
+    case.take(4)
+    case.seen.append((-1, int(case.sess.run(more))))
+    case.take(35)
+    # It takes an element behind those that were read.
+    return [row for row, _ in case.seen], len({number for row, number in case.seen if row >= 0})
+
+
+def left_by_another_session(case):
+    """A session that was closed with an error has left batches on the worker."""
+    case.begin()
+    case.take(4)
+    sizes = []
+    if case.ahead:
+        ahead = case.sess._starwire_runs._ahead
+        stages = [(stage.get_attr("dtypes"), stage.get_attr("shared_name")) for stage in (ahead._rewrite.read, ahead._rewrite.first)]
+        with one().device("/job:worker/task:0"):
+            sizes = [tf.raw_ops.StageSize(dtypes=types, shared_name=name) for types, name in stages]
+        assert sum(case.sess.run(sizes)) > 0
+        ahead._is_broken = True
+    case.sess.close()
+    case.begin()
+    case.take(4)
+    return case.seen, sum(case.sess.run(sizes))
+
+
+CASES = [
+    behind_a_barrier, interrupted, by_threads, taken_meanwhile, taken_at_the_end, initialised_meanwhile, fed_in_part, of_another_iterator, behind_the_element, in_a_handler,
+    of_unknown_size, wrongly_fed, fed_what_starwire_does_not_know, taken_as_optional, left_by_another_session,
+]
 
 
 # Tests. ---------------------------------------------------------------------------------------------------------------

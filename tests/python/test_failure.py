@@ -309,6 +309,8 @@ def fetch_with_and_without_room(target):
                 error = type(caught).__name__
             failed_after = time.monotonic() - start
             time.sleep(0.2)
+            while len(took) <= 10 and thread.is_alive():
+                time.sleep(0.01)
             stop.set()
             thread.join()
     return fitted, error, failed_after, max(took), len(took)
