@@ -488,13 +488,15 @@ END""",
 
 TASK = """
 echo "$TF_CONFIG $STARWIRE_PROTOCOL $STARWIRE_CLUSTER_ID $1 ${STARWIRE_SLURM_HOSTS-unset}"
-case "$TF_CONFIG" in *'"type": "ps"'*) exec sleep 600;; esac
+up=$(dirname "$0")/up
+case "$TF_CONFIG" in *'"type": "ps"'*) touch "$up$SLURM_PROCID"; exec sleep 600;; esac
+until [ -e "${up}0" ] && [ -e "${up}1" ]; do sleep 0.05; done
 """
 
 
 @pytest.mark.parametrize("chief", [0, 1])
 def test_slurm_starts_the_cluster_and_ends_with_the_workers(slurm, chief):
-    status, out = slurm(TASK + "sleep 0.5", CHIEF=str(chief))
+    status, out = slurm(TASK, CHIEF=str(chief))
     assert status == 0, out
     said = [json.loads(line.split(" star_server ")[0]) for line in out.splitlines() if line.startswith("{")]
     expected = {"ps": ["node0:2222", "node1:2222"], "worker": ["node2:2222", "node3:2222"]}

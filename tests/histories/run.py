@@ -144,6 +144,11 @@ class History:
     def reset(self, **who):
         self.link(**who).reset()
 
+    def is_possible(self, server, worker, **_):
+        """Not if one of them is away."""
+        gone = {key for key, task in self.cluster.tasks.items() if task.poll() is not None}
+        return ("ps", server) not in gone and ("worker", max(worker, 1)) not in gone
+
     def has_effect(self, word, server, worker, back, **_):
         """Not if it is done to a link that nobody uses. A worker finds a server that has moved without the link."""
         if word not in ("cut", "delay", "reset"):
@@ -300,22 +305,23 @@ class History:
         with contextlib.suppress(ProcessLookupError):  # another fault has killed it
             function()
 
-    def run(self, plan, seconds):
-        """Carries the faults out, waits until everybody makes steps again, and returns the violations."""
+    def run(self, plan, seconds, is_exact):
+        """Carries the faults out, waits until everybody makes steps again, and returns the violations. `is_exact`: each fault waits until it has an
+        effect."""
         begun, wrong = time.monotonic(), self.wrong
+        awaits = lambda word, arguments: is_exact and word is not None and not (self.is_possible(**arguments) and self.has_effect(word, **arguments))
         undo = []  # (time, function)
         with contextlib.ExitStack() as last:
             last.callback(lambda: [self._undo(function) for _, function in undo])
             for at, word, arguments, lasts in [*plan, (seconds, None, {}, 0)]:
-                while (now := time.monotonic() - begun) < at:
+                while (now := time.monotonic() - begun) < at or (now < at + 60 and awaits(word, arguments)):
                     due = [entry for entry in undo if entry[0] <= now]
                     undo[:] = [entry for entry in undo if entry[0] > now]
                     for _, function in due:
                         self._undo(function)
                     undo += [(now + self.random.uniform(0, 2), function) for function in self._died()]
                     time.sleep(0.02)
-                gone = {key for key, task in self.cluster.tasks.items() if task.poll() is not None}
-                if word is None or ("ps", arguments["server"]) in gone or ("worker", max(arguments["worker"], 1)) in gone:
+                if word is None or not self.is_possible(**arguments):
                     continue
                 if not self.has_effect(word, **arguments):
                     self.done.append(f"{word} of nothing")
@@ -417,13 +423,14 @@ class History:
 
 def once(runner, out, seed, protocol, seconds, plant=None, plan=None, only=()):
     """Returns the violations of one run, and what it has done."""
+    is_exact = plan is not None
     plan = faults(seed, seconds, only, STATE in protocol or SYNC in protocol) if plan is None else plan
     folder = (out / f"{protocol}-{seed}").absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     history = History(runner, folder, seed, protocol, plant)
     try:
-        wrong = history.run(plan, seconds)
+        wrong = history.run(plan, seconds, is_exact)
         return wrong, history.summary
     finally:
         history.close()

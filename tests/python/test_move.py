@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import RemoteError, free_port, state
+from cluster import START_TIMEOUT, RemoteError, free_port, state
 from counting import STARCTL, begin_counting, count, counted, environment, flush, stop
 
 pytestmark = pytest.mark.ours
@@ -59,7 +59,7 @@ def test_a_server_moves_while_a_session_trains(compared, tmp_path, mode, use_res
         second.kill()
         steps, longest = worker.result(60)
         assert worker.call(counted) == [(steps, 12 * steps)] * 2
-        assert longest < 10, longest
+        assert longest < 30, longest
 
 
 def test_workers_that_come_later_are_sent_on(compared, tmp_path):
@@ -79,7 +79,7 @@ def test_a_standby_takes_over_when_the_server_stops(compared, tmp_path):
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
         worker = start_counting(cluster, True, 6)
         old, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
-        standby.wait_for_log("has a copy of the state of")
+        standby.wait_for_log("has a copy of the state of", timeout=START_TIMEOUT)
         time.sleep(1)
         assert not standby.ready()
         old.call(stop)
@@ -87,7 +87,7 @@ def test_a_standby_takes_over_when_the_server_stops(compared, tmp_path):
         old.exit()
         steps, longest = worker.result(60)
         assert worker.call(counted) == [(steps, 12 * steps)] * 2
-        assert longest < 10, longest
+        assert longest < 30, longest
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -96,7 +96,7 @@ def test_a_standby_takes_over_from_a_server_that_was_killed(compared, tmp_path, 
     with compared.fresh("star_server", SHAPE, environment={**environment(tmp_path / "0", mode), "STARWIRE_STATE_MODE": mode}) as cluster:
         worker = start_counting(cluster, False, 8)
         old, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
-        standby.wait_for_log("has a copy of the state of")
+        standby.wait_for_log("has a copy of the state of", timeout=START_TIMEOUT)
         flush(old)
         folder = tmp_path / "1" / "ps-0"
         old.kill()
@@ -134,7 +134,7 @@ def test_two_processes_never_have_one_state(compared, tmp_path):
 def test_folder_of_a_copy_is_not_served(compared, tmp_path):
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
         old, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
-        standby.wait_for_log("has a copy of the state of")
+        standby.wait_for_log("has a copy of the state of", timeout=START_TIMEOUT)
         standby.kill()
         old.kill()
         with pytest.raises(RemoteError, match="has a copy that has not taken over: set STARWIRE_STATE_FROM"):

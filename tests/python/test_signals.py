@@ -174,7 +174,7 @@ def worker(blocked):
         victim, other = cluster["worker", 1], cluster["worker", 0]
         victim.begin(train, cluster.target("worker", 1), f"{folder}/started", blocked, handled, task=1)
         wait_for(f"{folder}/started")
-        time.sleep(0.3)
+        time.sleep(1)  # until it waits in its step
         end = end_of(victim, sent)
         cluster.start("worker", 1)  # sessions without filters wait for it
         return end, other.call(steps.run_steps, cluster.target("worker", 0), 5)
@@ -206,7 +206,7 @@ def client(blocked):
         try:
             victim.begin(train, cluster.target("worker", 0), f"{folder}/started", blocked, handled, protocol=cluster.protocol)
             wait_for(f"{folder}/started")
-            time.sleep(0.3)
+            time.sleep(1)
             end = end_of(victim, sent)
         finally:
             victim.kill()
@@ -221,8 +221,9 @@ def master(cluster, folder, sent, handled):
     try:
         peer.begin(steps.run_until_error, cluster.target("worker", 1), f"{folder}/started", True, task=1)
         victim.begin(join, f"{folder}/joined")
+        wait_for(f"{folder}/joined")
         wait_for(f"{folder}/started")
-        time.sleep(0.3)
+        time.sleep(1)
         end = end_of(victim, sent)
         cluster.start("worker", 1)
         return end, cluster["worker", 0].call(steps.run_steps, cluster.target("worker", 0), 5)

@@ -14,6 +14,7 @@ from cluster import RemoteError, state, tf
 from metrics import counters, star_calls
 from tensors import digest
 from tf2_job import OPT_OUT, PS, chief_call, contents, goes_on, variable
+from waiting import wait_until
 
 pytestmark = pytest.mark.ours
 
@@ -325,11 +326,15 @@ def take_after_all():
 
 
 def test_cancelled_functions_end(chiefs, within):
-    chief = chiefs.cluster("star_server", PAIR)["chief", 0]
+    cluster = chiefs.cluster("star_server", PAIR)
+    chief = cluster["chief", 0]
     chief.call(wait_in_a_call)
     time.sleep(0.5)
     with within(30):
         assert "told so" in chief.call(fail_another)
+    # As in test_eager_calls.py: nothing orders the worker's giving up and the chief's element.
+    servers = [task for (job, _), task in cluster.tasks.items() if job == "ps"]
+    wait_until(lambda: not any(counters(server)["requests_unanswered"] for server in servers), 60, "the servers give up")
     assert chief.call(take_after_all) == 42.0
 
 

@@ -301,9 +301,9 @@ def test_no_update_is_there_twice_and_at_most_the_last_second_is_missing(compare
         (first, first_sum), (second, second_sum) = worker.call(counted)
         assert (second, second_sum) == (steps, 12 * steps)
         assert first_sum == 12 * first, "the counter and the table are from one moment"
-        rate = steps / (12 - sum(restarts))
+        rate = steps / max(12 - sum(restarts), 1)
         assert steps - 3 * 2.5 * rate <= first < steps, f"{first} of {steps} steps"
-        assert longest < max(restarts) + 5
+        assert longest < max(restarts) + 20
 
 
 @pytest.mark.parametrize("use_resource", [False, pytest.param(True, marks=pytest.mark.deep)])

@@ -23,8 +23,10 @@ from jobs import Job  # noqa: E402
 
 HANGING = """
 import time
+import pytest
 import waits
 
+@pytest.mark.limit(2)
 def test_hangs():
     with waits.waiting("a peer: that never comes"):
         time.sleep(1000)
@@ -50,11 +52,11 @@ def pytest_of(folder, text, **environment):
 
 
 def test_a_test_that_hangs_ends_with_what_it_waited_for(tmp_path):
-    done = pytest_of(tmp_path, HANGING, STARWIRE_TEST_LIMIT="0.5")
+    done = pytest_of(tmp_path, HANGING)
     assert done.returncode == 1 and "waiting for a peer: that never comes" in done.stdout, done.stdout
     records = [json.loads(line) for line in (tmp_path / "times").read_text().splitlines()]
     assert [(record["test"], record["verdict"]) for record in records] == [("test_hangs", "failed"), ("test_goes_on", "passed")]
-    assert records[0]["waited"]["a peer"] > 0.4
+    assert "a peer" in records[0]["waited"]
 
 
 def test_a_job_that_hangs_is_ended_with_its_children(tmp_path):

@@ -49,7 +49,7 @@ const ALL: usize = Semaphore::MAX_PERMITS;
 /// A server's memory is looked at when it had time to tidy up.
 const SETTLE: Duration = Duration::from_millis(300);
 /// How long a process may take to end.
-const DYING: Duration = Duration::from_secs(1);
+const DYING: Duration = Duration::from_secs(20);
 
 struct Plan {
     recording: Rc<Recording>,

@@ -117,12 +117,12 @@ fn invalid_command_lines_exit_with_2_and_a_reason() {
 #[test]
 fn health_of_present_and_absent_servers() {
     let (_server, address) = server();
-    let output = starctl(&["health", &address]);
+    let output = starctl(&["health", "--timeout-ms", "60000", &address]);
     assert!(output.status.success());
     assert_eq!(out(&output), format!("{address} SERVING\n"));
 
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let output = starctl(&["health", &address, &closed]);
+    let output = starctl(&["health", "--timeout-ms", "60000", &address, &closed]);
     assert_eq!(output.status.code(), Some(1));
     assert!(out(&output).contains(&format!("{closed} UNREACHABLE (Connection refused")), "{}", out(&output));
 
@@ -181,7 +181,7 @@ fn servers_are_found_by_their_address_in_the_cluster_spec() {
         command.args(words).env_clear().current_dir(std::env::temp_dir());
         command.env("STARWIRE_PORTS", "two").env("STARWIRE_PORT_OFFSET", offset.to_string()).output().unwrap()
     };
-    assert_eq!(out(&run(&["health", &grpc], 7)), format!("{grpc} SERVING\n"));
+    assert_eq!(out(&run(&["health", "--timeout-ms", "60000", &grpc], 7)), format!("{grpc} SERVING\n"));
     let top = run(&["top", "--once", "--interval-ms", "50", "--cluster", &format!("ps={grpc}")], 7);
     assert!(out(&top).contains("\n/job:starctl/replica:0/task:0 grpc++ "), "{}", out(&top));
     let doctor = run(&["doctor", "--connect", "--cluster", &format!("ps={grpc}")], 7);
@@ -456,7 +456,7 @@ fn doctor_examines_rdma() {
 #[test]
 fn programs_get_json() {
     let (_server, address) = server();
-    let health = starctl(&["health", "--json", &address, "127.0.0.1:1"]);
+    let health = starctl(&["health", "--timeout-ms", "60000", "--json", &address, "127.0.0.1:1"]);
     let parsed: serde_json::Value = serde_json::from_str(&out(&health)).unwrap();
     assert_eq!(parsed[0], serde_json::json!({"address": address, "status": "SERVING", "reason": null}));
     assert_eq!(parsed[1]["status"], "UNREACHABLE");

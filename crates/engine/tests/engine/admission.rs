@@ -237,12 +237,13 @@ fn stop_beside_a_silent_peer(env: &[(&str, &str)]) -> Duration {
 #[test]
 fn an_orderly_stop_is_no_loss() {
     for env in roads() {
-        // Neither side waits for a timeout, as the control does at the same time, on the same machine.
-        let (took, control) = std::thread::scope(|scope| {
-            let control = scope.spawn(|| stop_beside_a_silent_peer(&env));
-            ([false, true].map(|worker_first| orderly_stop(&env, worker_first)), control.join().unwrap())
-        });
-        assert!(took.iter().all(|took| *took < control), "{took:?}, and {control:?} beside a silent peer, in {env:?}");
+        // Neither side waits for a timeout, as the control does. If a busy machine holds one up, then not each time.
+        let control = stop_beside_a_silent_peer(&env);
+        for worker_first in [false, true] {
+            let took: Vec<_> = (0..3).map(|_| orderly_stop(&env, worker_first)).collect();
+            let quick = took.iter().any(|took| *took < control);
+            assert!(quick, "{took:?}, and {control:?} beside a silent peer, in {env:?}");
+        }
     }
 }
 

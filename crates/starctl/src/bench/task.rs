@@ -343,12 +343,17 @@ mod tests {
     #[test]
     fn reactors_without_connections_do_not_hold_up_the_end() {
         let env = MapEnv::new("/nonexistent").set("STARWIRE_REACTORS", "4");
-        let (server, client) = (start(0, &env), start(1, &env));
-        peer(&client, 0, &server).call(TIMEOUT).unwrap();
-        let begun = Instant::now();
-        drop(client);
-        drop(server);
-        assert!(begun.elapsed() < Duration::from_secs(1), "took {:?}", begun.elapsed());
+        let end = || {
+            let (server, client) = (start(0, &env), start(1, &env));
+            peer(&client, 0, &server).call(TIMEOUT).unwrap();
+            let begun = Instant::now();
+            drop(client);
+            drop(server);
+            begun.elapsed()
+        };
+        // A busy machine may take that long for one, but whoever waits for a timeout does so each time.
+        let took: Vec<_> = (0..5).map(|_| end()).collect();
+        assert!(took.iter().any(|took| *took < Duration::from_secs(1)), "took {took:?}");
     }
 
     #[test]
