@@ -7,6 +7,7 @@
 
 #include "cc/base/background_queue.h"
 #include "cc/base/status_codec.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace starwire {
 
@@ -153,6 +154,23 @@ void WorkQueue::Return(Holder* holder) {
   holder->positions.clear();
 }
 
+void WorkQueue::Reclaim(Holder* holder) {
+  std::deque<int64_t> own;
+  for (const int64_t position : holder->late) {
+    bool is_there = returned_.erase(position) > 0;
+    for (auto& other : holders_) {
+      auto& theirs = other.second.positions;
+      const auto at = std::find(theirs.begin(), theirs.end(), position);
+      if (at == theirs.end()) continue;
+      theirs.erase(at);
+      is_there = true;
+    }
+    if (is_there) own.push_back(position);
+  }
+  holder->late.clear();
+  holder->positions.insert(holder->positions.begin(), own.begin(), own.end());
+}
+
 int64_t WorkQueue::Waiting(const std::string& name) const {
   return std::count_if(waiters_.begin(), waiters_.end(),
                        [&](const Waiter& waiter) { return waiter.worker.name == name; });
@@ -171,11 +189,20 @@ void WorkQueue::DropWaiters(const Worker& worker, Calls* calls) {
 
 void WorkQueue::Expire(Clock::time_point now) {
   for (auto at = holders_.begin(); at != holders_.end();) {
-    if (at->second.expires > now || Waiting(at->first) > 0) {
+    Holder& holder = at->second;
+    if (holder.expires > now || Waiting(at->first) > 0) {
       ++at;
-    } else {
-      Return(&at->second);
+    } else if (holder.positions.empty() && holder.late.empty()) {
       at = holders_.erase(at);
+    } else {
+      if (!holder.positions.empty()) {
+        LOG(WARNING) << "starwire: a work queue hands out " << holder.positions.size() << " items again: worker "
+                     << at->first << " has asked for nothing for as long as its lease";
+      }
+      holder.late.insert(holder.late.end(), holder.positions.begin(), holder.positions.end());
+      holder.ended = 0;
+      Return(&holder);
+      ++at;
     }
   }
 }
@@ -228,15 +255,17 @@ int64_t WorkQueue::Take(const Worker& worker, Clock::time_point now, Taken taken
   {
     const std::lock_guard<std::mutex> lock(mu_);
     number = ++numbers_;
-    Expire(now);
     Holder* holder = &holders_[worker.name];
+    holder->expires = now + worker.lease;  // late or not, it is there
+    Expire(now);
     if (holder->incarnation != worker.incarnation) {
       Return(holder);
+      holder->late.clear();
       holder->ended = 0;
       DropWaiters(worker, &calls);
     }
+    Reclaim(holder);
     holder->incarnation = worker.incarnation;
-    holder->expires = now + worker.lease;
     // A client that waits, or was told the end, works on nothing.
     const int64_t clients = std::max<int64_t>(worker.in_progress, 1) - Waiting(worker.name) - holder->ended;
     while (!holder->positions.empty() && static_cast<int64_t>(holder->positions.size()) >= clients) {
@@ -245,7 +274,7 @@ int64_t WorkQueue::Take(const Worker& worker, Clock::time_point now, Taken taken
     }
     waiters_.push_back({number, worker, std::move(taken)});
     AnswerWaiters(now, &calls);
-    Watch(now);
+    Watch(now, &calls);
   }
   for (const Call& call : calls) call();
   return number;
@@ -271,12 +300,12 @@ void WorkQueue::Tick(Clock::time_point now) {
     is_watched_ = false;
     Expire(now);
     AnswerWaiters(now, &calls);
-    Watch(now);
+    Watch(now, &calls);
   }
   for (const Call& call : calls) call();
 }
 
-void WorkQueue::Watch(Clock::time_point now) {
+void WorkQueue::Watch(Clock::time_point now, Calls* calls) {
   if (waiters_.empty() || is_watched_) return;
   // Of those that hold something: somebody does, or nobody would wait.
   auto first = Clock::time_point::max();
@@ -288,9 +317,11 @@ void WorkQueue::Watch(Clock::time_point now) {
   is_watched_ = true;
   Ref();
   const auto wait = std::chrono::duration_cast<std::chrono::milliseconds>(first - now) + std::chrono::milliseconds(1);
-  BackgroundQueue::OfProcess()->RunAfter(wait, [this] {
-    Tick(Clock::now());
-    Unref();
+  calls->push_back([this, wait] {
+    BackgroundQueue::OfProcess()->RunAfter(wait, [this] {
+      Tick(Clock::now());
+      Unref();
+    });
   });
 }
 

@@ -72,6 +72,8 @@ class WorkQueue : public tensorflow::ResourceBase {
     int64_t incarnation = 0;
     Clock::time_point expires;
     std::deque<int64_t> positions;
+    // Those that it had when its lease expired.
+    std::deque<int64_t> late;
     // Clients that were told that there are no more items.
     int64_t ended = 0;
   };
@@ -87,6 +89,8 @@ class WorkQueue : public tensorflow::ResourceBase {
   // Of the epoch's order.
   const std::string& ItemAt(int64_t position);
   void Return(Holder* holder);
+  // A worker that was late has not gone: it has again what nobody is done with since.
+  void Reclaim(Holder* holder);
   void Expire(Clock::time_point now);
   // Its clients that wait.
   int64_t Waiting(const std::string& name) const;
@@ -97,7 +101,7 @@ class WorkQueue : public tensorflow::ResourceBase {
   bool Answer(const Worker& worker, const Taken& taken, Clock::time_point now, Calls* calls);
   void AnswerWaiters(Clock::time_point now, Calls* calls);
   // While somebody waits, somebody must look at the leases.
-  void Watch(Clock::time_point now);
+  void Watch(Clock::time_point now, Calls* calls);
 
   mutable std::mutex mu_;
   std::vector<std::string> items_;
