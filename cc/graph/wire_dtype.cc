@@ -152,15 +152,21 @@ bool IsArithmetic(const Node& node) {
   return operations->count(node.type_string()) > 0;
 }
 
-// What keeps or passes on a value, such as a checkpoint or a fetch, gets it as it is.
+// Tells nothing of a value but its shape.
+bool IsShape(const Node& node) {
+  static const auto* const operations = new std::set<std::string>{"Rank", "Shape", "ShapeN", "Size"};
+  return operations->count(node.type_string()) > 0;
+}
+
+// What keeps or passes on a value, such as a checkpoint or a fetch, gets it as it is, and so does what makes a number,
+// a text or a choice of it.
 bool ComputesWith(const Node& node, std::set<const Node*>* seen) {
-  if (IsArithmetic(node) || !seen->insert(&node).second) return true;
+  if (IsArithmetic(node) || IsShape(node) || !seen->insert(&node).second) return true;
   if (node.op_def().is_stateful() || (KnowledgeOf(node.type_string()) & SW_OP_UPDATES) != 0) return false;
   if (TakesHandle(node)) return false;
   for (const Edge* edge : node.out_edges()) {
     if (edge->IsControlEdge() || !edge->dst()->IsOp()) continue;
-    // Such as a shape.
-    if (!tensorflow::DataTypeIsFloating(node.output_type(edge->src_output()))) continue;
+    if (!tensorflow::DataTypeIsFloating(node.output_type(edge->src_output()))) return false;
     if (!ComputesWith(*edge->dst(), seen)) return false;
   }
   return true;

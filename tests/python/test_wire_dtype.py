@@ -118,6 +118,7 @@ def stored(target, name, use_resource):
         with one().variable_scope(name, use_resource=use_resource), on(0):
             average, clipped = (one().get_variable(what, initializer=values(seed, 20, 3)) for what, seed in (("average", 6), ("clipped", 7)))
             plain, behind = (one().get_variable(what, initializer=values(seed, 20, 3)) for what, seed in (("plain", 8), ("behind", 9)))
+            seen = one().get_variable("seen", initializer=np.full(3, 257.0, np.float32))
         with one().variable_scope(name, use_resource=use_resource), here():
             local = one().get_variable("local", initializer=np.zeros((20, 3), np.float32))
         with here():
@@ -133,6 +134,9 @@ def stored(target, name, use_resource):
                 "chosen": tf.cond(model.ids[0] > 0, lambda: tf.identity(behind), lambda: behind + 1.0),
                 "joined": tf.concat([plain, behind], 0),
                 "shape": tf.shape(plain * 1.5),
+                "number": tf.cast(seen * 2, tf.int32),
+                "cast": tf.cast(seen, tf.int32),
+                "text": tf.strings.as_string(seen, precision=1),
             }
         optimizer = one().train.GradientDescentOptimizer(1.0)
         train = optimizer.apply_gradients([(model.pushed["dense"], model.dense)])
@@ -144,6 +148,7 @@ def stored(target, name, use_resource):
             "average": np.float32(0.5) * rounded(values(8, 20, 3)) + np.float32(0.75) * values(6, 20, 3), "clipped": np.clip(values(7, 20, 3), np.float32(-0.1), np.float32(0.1)),
             "local": values(8, 20, 3), "rows": values(2, 50, 4)[[3, 7]], "reshaped": values(8, 20, 3).reshape(-1), "chosen": values(9, 20, 3),
             "joined": np.concatenate([values(8, 20, 3), values(9, 20, 3)]), "shape": [20, 3],
+            "number": [512] * 3, "cast": [257] * 3, "text": [b"257.0"] * 3,
         }
         return {what: np.array_equal(value, expected[what]) for what, value in found.items()}
 
@@ -194,7 +199,7 @@ def test_only_training_steps_round(cluster):
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 def test_what_is_stored_or_fetched_is_exact(cluster, use_resource):
     found = worker_call(cluster, stored, f"stored_{use_resource}", use_resource)
-    assert set(found) == {"average", "clipped", "local", "rows", "reshaped", "chosen", "joined", "shape"} and all(found.values()), found
+    assert set(found) == {"average", "clipped", "local", "rows", "reshaped", "chosen", "joined", "shape", "number", "cast", "text"} and all(found.values()), found
 
 
 def test_it_trains(cluster):
