@@ -59,7 +59,7 @@ class Pipeline:
         if sequence is None:
             sequence = self._local.sequence = _Sequence(self._depth)
             with self._lock:
-                self._sequences.append(sequence)
+                self._sequences = [one for one in self._sequences if not one.is_over()] + [sequence]
         return sequence.run(run, feeds, key if _is_data(feeds) else None)
 
     def finish(self):
@@ -102,6 +102,18 @@ class _Sequence:
         self._steps = collections.deque()
         self._queue = queue.SimpleQueue()
         self._threads = 0
+        self._owner = threading.current_thread()
+
+    def is_over(self):
+        """Whether its thread has ended, and all of its steps without an error that is still to be raised. Then its own threads end, too."""
+        if self._owner.is_alive():
+            return False
+        while self._steps and self._steps[0].has_ended and self._steps[0].error is None:
+            self._steps.popleft()
+        if self._steps:
+            return False
+        self._stop()
+        return True
 
     def run(self, run, feeds, key):
         with self._lock:
@@ -123,7 +135,7 @@ class _Sequence:
             self._finish()
             self._key = None
             result = _run(run, feeds)
-            self._key, self._first = key, _copied(result)
+            self._key, self._first = key, None if key is None else _copied(result)
             return result
         # The caller may change arrays as soon as this returns.
         step = _Step(run, {to: copy.deepcopy(one) for to, one in feeds.items()} if isinstance(feeds, dict) else copy.deepcopy(feeds))
@@ -266,6 +278,19 @@ def _copied(result):
         made.update(zip(result, copies))
         return made
     return type(result)(*copies) if hasattr(result, "_fields") else type(result)(copies)
+
+
+def structure(fetches):
+    """The same fetches in lists and dictionaries of their own: the caller may change those as soon as a run returns."""
+    parts = _parts(fetches)
+    if parts is None:
+        return fetches
+    own = [structure(part) for part in parts]
+    if isinstance(fetches, dict):
+        made = copy.copy(fetches)
+        made.update(zip(fetches, own))
+        return made
+    return type(fetches)(*own) if hasattr(fetches, "_fields") else type(fetches)(own)
 
 
 def has_operation(fetches):

@@ -35,6 +35,8 @@ def apply():
             return run(self, fetches, feed_dict, options, run_metadata)
         # MonitoredSession always passes both. Without an option nothing is recorded.
         is_step = not (options and options.ByteSize()) and _pipeline.has_operation(fetches)
+        if is_step:
+            fetches = _pipeline.structure(fetches)
         return runs.run(lambda fetches, feeds: run(self, fetches, feeds, options, run_metadata), fetches, feed_dict, is_step)
 
     def changed_make_callable(self, fetches, feed_list=None, accept_options=False):

@@ -1,5 +1,6 @@
 """The steps of a pipeline without TensorFlow: who waits for whom, and for how long."""
 
+import collections
 import importlib.util
 import threading
 import time
@@ -138,3 +139,47 @@ def test_after_an_interrupt_results_are_as_old_as_before(pipeline, monkeypatch):
         assert [steps.run(work.step, None, "step") for _ in range(2)] == [count, count + 1]
     steps.close()
     assert work.count == 9
+
+
+def test_nothing_is_left_of_threads_that_have_ended(pipeline):
+    steps, before = pipeline.Pipeline(1), threading.active_count()
+    for _ in range(5):
+        work = Work()
+        thread = threading.Thread(target=lambda work=work: [steps.run(work.step, None, "step") for _ in range(3)])
+        thread.start()
+        thread.join()
+        assert len(steps._sequences) == 1
+        under_way = list(steps._sequences[0]._steps)
+        assert all(step.done.wait(HANG) for step in under_way)
+    steps.run(Work().step, None, "step")
+    deadline = time.monotonic() + HANG
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_error_of_a_thread_that_has_ended_is_kept(pipeline):
+    steps, work = pipeline.Pipeline(1), Work(failing=[2])
+    thread = threading.Thread(target=lambda: [steps.run(work.step, None, "step") for _ in range(2)])
+    thread.start()
+    thread.join()
+    assert steps._sequences[0]._steps[0].done.wait(HANG)
+    steps.run(Work().step, None, "step")
+    with pytest.raises(Exception, match="step 2"):
+        steps.close()
+
+
+def test_what_is_no_step_is_not_copied(pipeline, monkeypatch):
+    monkeypatch.setattr(pipeline, "_copied", lambda result: pytest.fail("copied"))
+    assert pipeline.Pipeline(1).run(lambda feeds: "large", None, None) == "large"
+
+
+def test_a_step_has_fetches_of_its_own(pipeline):
+    Pair = collections.namedtuple("Pair", "left right")
+    fetches = collections.OrderedDict(b=["x", ("y", Pair("z", ["u"]))], a={"c": "v"})
+    own = pipeline.structure(fetches)
+    assert own == fetches and list(own) == ["b", "a"] and type(own) is collections.OrderedDict and type(own["b"][1][1]) is Pair
+    fetches["b"].append("more")
+    fetches["b"][1][1].right.append("more")
+    fetches["a"]["d"] = fetches["e"] = "more"
+    assert own == collections.OrderedDict(b=["x", ("y", Pair("z", ["u"]))], a={"c": "v"})
