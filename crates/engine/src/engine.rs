@@ -118,8 +118,15 @@ impl<H: Host> Engine<H> {
         let access = shared.config.control;
         let control = ControlService::in_front(behind, guard, Arc::new(view), access, HttpLimits::default());
         let _ = shared.control.set(control);
-        let threads = reactors.go(&shared, listeners)?;
+        // Before the reactors: once these run, an error would leave them with callbacks into what the caller frees.
         let state = services.star.as_ref().and_then(|star| StateThread::start(star, &alive)).transpose()?;
+        let threads = match reactors.go(&shared, listeners) {
+            Ok(threads) => threads,
+            Err(error) => {
+                state.into_iter().for_each(|state| state.stop(false));
+                return Err(error);
+            }
+        };
         let (channels, tunnel_listeners) = (Mutex::default(), TunnelListeners::default());
         let (threads, state) = (Mutex::new(threads), Mutex::new(state));
         let engine =
