@@ -340,8 +340,8 @@ def main():
     parser.add_argument("--ps", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=2.5, help="about the length of a turn")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.5, help="about the length of a turn")
     options = parser.parse_args()
     import tensorflow as tf
 

@@ -106,14 +106,17 @@ class _Sequence:
 
     def is_over(self):
         """Whether its thread has ended, and all of its steps without an error that is still to be raised. Then its own threads end, too."""
-        if self._owner.is_alive():
+        if self._owner.is_alive() or not self._lock.acquire(blocking=False):
             return False
-        while self._steps and self._steps[0].has_ended and self._steps[0].error is None:
-            self._steps.popleft()
-        if self._steps:
-            return False
-        self._stop()
-        return True
+        try:
+            while self._steps and self._steps[0].has_ended and self._steps[0].error is None:
+                self._steps.popleft()
+            if self._steps:
+                return False
+            self._stop()
+            return True
+        finally:
+            self._lock.release()
 
     def run(self, run, feeds, key):
         with self._lock:
