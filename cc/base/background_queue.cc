@@ -79,7 +79,6 @@ BackgroundQueue* BackgroundQueue::OfProcess() {
 }
 
 void BackgroundQueue::RunAfter(std::chrono::milliseconds delay, Work work) {
-  bool stopping = false;
   {
     std::lock_guard<std::mutex> lock(queue_->mu);
     if (!queue_->stopping && !queue_->running) {
@@ -97,10 +96,7 @@ void BackgroundQueue::RunAfter(std::chrono::milliseconds delay, Work work) {
       queue_->changed.notify_one();
       return;
     }
-    stopping = queue_->stopping;
   }
-  // Not under the lock, which a thread that waits as well may want.
-  if (!stopping) std::this_thread::sleep_for(delay);
   Perform("background work", work);
 }
 

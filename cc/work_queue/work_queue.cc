@@ -318,8 +318,14 @@ void WorkQueue::Watch(Clock::time_point now, Calls* calls) {
   Ref();
   const auto wait = std::chrono::duration_cast<std::chrono::milliseconds>(first - now) + std::chrono::milliseconds(1);
   calls->push_back([this, wait] {
-    BackgroundQueue::OfProcess()->RunAfter(wait, [this] {
-      Tick(Clock::now());
+    const auto due = Clock::now() + wait;
+    BackgroundQueue::OfProcess()->RunAfter(wait, [this, due] {
+      if (Clock::now() >= due) {
+        Tick(Clock::now());
+      } else {  // at once: there is no thread for it, and whoever takes next looks again
+        const std::lock_guard<std::mutex> lock(mu_);
+        is_watched_ = false;
+      }
       Unref();
     });
   });

@@ -107,7 +107,7 @@ pub fn large_branches(graph: &Graph, roles: &Roles) -> Vec<Option<Reason>> {
     left
 }
 
-/// A constant is wherever it is needed.
+/// Whether an edge carries a large value within its task. That of a constant does not count: it is copied.
 fn is_large_here(graph: &Graph, edge: &Edge) -> bool {
     let is_large = edge.bytes.is_some_and(|bytes| bytes >= LARGE_BYTES);
     is_large && edge.class == Class::Plain && !graph.crosses(edge) && !graph.node(edge.src).cloneable

@@ -352,8 +352,7 @@ mod tests {
             begun.elapsed()
         };
         // A busy machine may take that long for one, but whoever waits for a timeout does so each time.
-        let took: Vec<_> = (0..5).map(|_| end()).collect();
-        assert!(took.iter().any(|took| *took < Duration::from_secs(1)), "took {took:?}");
+        assert!((0..5).any(|_| end() < Duration::from_secs(1)));
     }
 
     #[test]
