@@ -37,7 +37,8 @@ impl Disguise {
         Self {
             index,
             task: format!("{job}:{index}"),
-            session: format!("starwire-swarm-{index}"),
+            // A server ends the sessions of a process that is gone, by name and a little later.
+            session: format!("starwire-swarm-{}-{index}", std::process::id()),
             recorded_task: recording.worker.clone(),
             recorded_incarnation: recording.incarnation,
             ps: recording.ps.clone(),
@@ -286,7 +287,7 @@ mod tests {
         let first = disguise.request(&recorded, &set, None, 77, "").unwrap();
         let want = [
             (9, Value::Varint(4)),
-            (1, Value::Bytes(b"starwire-swarm-3")),
+            (1, Value::Bytes(disguise.session.as_bytes())),
             (2, Value::Varint(77)),
             (11, Value::Varint(4 << 40)),
         ];
