@@ -3,6 +3,7 @@
 import random
 
 import failures
+import large
 import moments
 import states
 import unordered
@@ -25,6 +26,7 @@ FEATURES = {
     "in flight": 0.06,  # in_flight.py
     "flags": 0.06,  # moments.py
     "late references": 0.06,  # moments.py
+    "large branches": 0.04,  # large.py
 }
 # Of two that do not go together, the first one stays.
 APART = (("unordered", "failure"), ("restart", "failure"), ("restart", "master"), ("uninitialised", "failure"), ("uninitialised", "restart"), ("uninitialised", "pause"), ("uninitialised", "reshaped"), ("failure", "in flight"))
@@ -35,6 +37,7 @@ ACTS = {
     "reshaped": unusual.act,
     "flags": moments.flags,
     "late references": moments.late_references,
+    "large branches": large.branches,
 }
 NOTHING = {"fetch": [], "targets": [], "feed": []}
 OURS = ("starwire_feed_@", "starwire_fetch_@", "starwire_call_ps_0_@", "starwire_pivot_@", "starwire_constant_@", "starwire_branch_@", "starwire_nothing_@", "starwire_enter_@")

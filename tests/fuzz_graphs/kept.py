@@ -58,10 +58,10 @@ class Fuzzer:
         limit = self.timeout * 3 + 10
         try:
             before = task.call(remote.execute_and_read, built, program, targets, self.clusters.container(), fuzz.parts(name)[2], self.timeout, reads, timeout=limit)
-        except harness.RemoteError:
+        except (harness.RemoteError, harness.TaskTimeout):
             before = None
         if before is None:
-            # A step hangs, or fails in a way that leaves others running.
+            # A step hangs, as a few do over grpc as well, or fails in a way that leaves others running.
             self.count["not run"] += 1
             self.drop(name)
             return []

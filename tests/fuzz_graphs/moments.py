@@ -85,16 +85,21 @@ def in_branch(g, state, pred, branch, use):
     return [g.scope.records[-1]["id"]]
 
 
-def read(g, state):
-    """Returns a new value, which is not the variable's memory."""
-    out, is_ref = [(state.dtype, state.shape)], state.kind is RefVariable
-    value = RefVariable.reference(g, state)
+def look(g, state):
+    """Returns its reference, or what it is now, which may be the variable's memory."""
+    is_ref, value = state.kind is RefVariable, RefVariable.reference(g, state)
     if not is_ref or g.chance(0.5):
         op, name, handle = ("Identity", "input", value) if is_ref else ("ReadVariableOp", "resource", state.handle)
         attr = None if is_ref else {"dtype": state.dtype}
-        value = g.emit(op, state.dev, {name: handle}, attr, out=out, reads=[state], pin=True, feedable=False, pool=False)[0]
+        value = g.emit(op, state.dev, {name: handle}, attr, out=[(state.dtype, state.shape)], reads=[state], pin=True, feedable=False, pool=False)[0]
         value.alias = {state: state.epoch} if is_ref else {}
-    return g.emit(g.rng.choice(("Mul", "AddV2")), state.dev, {"x": value, "y": lit(state.dtype, 3)}, out=out, pin=True)[0]
+    return value
+
+
+def read(g, state):
+    """Returns a new value, which is not the variable's memory."""
+    ins = {"x": look(g, state), "y": lit(state.dtype, 3)}
+    return g.emit(g.rng.choice(("Mul", "AddV2")), state.dev, ins, out=[(state.dtype, state.shape)], pin=True)[0]
 
 
 def add(g, state):
