@@ -218,7 +218,7 @@ fuzz-graphs: build #- Compare random graphs over grpc and every protocol, bit fo
 
 .PHONY: histories
 histories: build #- Kill, stop and cut off tasks at random, and check from the recorded history that no update is lost or doubled (5 min; ARGS="--seconds 3600 --seed 7")
-	@STARWIRE_LIBRARY="$$PWD/$(PLUGIN)" "$(PYTHON)" tests/histories/run.py $(ARGS)
+	@STARWIRE_LIBRARY="$${STARWIRE_LIBRARY:-$$PWD/$(PLUGIN)}" "$(PYTHON)" tests/histories/run.py $(ARGS)
 
 .PHONY: simulate
 simulate: tools #- Whole engines over a simulated network in virtual time, with other seeds each time, for SECONDS (default 300)

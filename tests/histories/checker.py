@@ -71,6 +71,10 @@ class Life:
         """The server may have lost something between two reads."""
         return any(kill["begin"] < _end(second) and kill["end"] > first["begin"] for kill in self.kept)
 
+    def is_cut(self, begin, end):
+        """The server died between these times."""
+        return any(kill["begin"] < end and kill["end"] > begin for kill in self.kept + self.lost)
+
     def holds(self, event):
         """The event took place in this life, and in no other."""
         return self.known <= event["begin"] and _end(event) <= self.end
@@ -101,6 +105,9 @@ class Updates:
         self.acknowledged = numpy.array([_certain(event) for event in events])
         self.shared = numpy.where([len({server_of[name] for name in event["names"]}) > 1 for event in events], self.begin, math.inf)
         self.elements = numpy.array([event["element"] for event in events], int)
+        # Its error says that it was not applied: the variable has no value. A server that died meanwhile may have applied it before.
+        refused = [event.get("error", "").startswith("FailedPrecondition") and not life.is_cut(event["begin"], _end(event)) for event in events]
+        self.refused = numpy.array(refused, bool) & (self.shared == math.inf)
         self.seen = numpy.full(len(events), math.inf)  # the end of the first read that shows the effect
         self.proved = numpy.zeros(len(events), bool)
 
@@ -113,7 +120,7 @@ class Updates:
         is_new = self.begin >= self.life.known
         must = (is_new | (self.seen < math.inf)) & (certain < read["begin"]) & ~self.life.may_lack(certain, read, self.shared)
         self.proved |= must & (self.acknowledged < read["begin"])
-        return must, (self.begin < _end(read)) & (self.end > self.life.begin)
+        return must, (self.begin < _end(read)) & (self.end > self.life.begin) & ~self.refused
 
 
 def _check_elements(name, updates, reads, complain):
@@ -128,7 +135,7 @@ def _check_elements(name, updates, reads, complain):
         numpy.add.at(high, updates.elements[may], 1)
         for element in ((value < low) | (value > high)).nonzero()[0]:
             of = [update for update in updates.events if update["element"] == element]
-            what = "lost" if value[element] < low[element] else "applied twice" if value[element] > 1 else "applied, though it was over before"
+            what = "lost" if value[element] < low[element] else "applied twice" if value[element] > 1 else "applied, though it was refused or over before"
             complain((name, element), f"{name}[{element}] is {value[element]:g}, not {low[element]:g} to {high[element]:g}: {what}; update {of}", read)
         for kill in life.kept:
             _check_order(name, updates, value > base, kill, read, complain)
@@ -171,8 +178,8 @@ def _check_register(name, writes, reads, complain):
             continue
         since = life.known
         if source is not None:
-            if writes.begin[source] >= _end(read) or writes.end[source] <= life.begin:
-                complain((name, value), f"{name} is {value}, which is written later or was written to a server that is gone: {writes.events[source]}", read)
+            if writes.begin[source] >= _end(read) or writes.end[source] <= life.begin or writes.refused[source]:
+                complain((name, value), f"{name} is {value}, which is written later, was refused, or was written to a server that is gone: {writes.events[source]}", read)
             # What a server has lost may come again, and later.
             since = writes.acknowledged[source] if life.may_lack(writes.seen[source], read) else certain[source]
         over = (since < writes.begin) & (certain < read["begin"]) & ~life.may_lack(certain, read)
@@ -180,6 +187,12 @@ def _check_register(name, writes, reads, complain):
             over[source] = False
         if over.any():
             complain((name, value), f"{name} is {value}, but {writes.events[over.argmax()]} overwrote it", read)
+        # Each value is written once. What had been written before another value was read is over, also if the two were written at once.
+        began, took_effect = (life.begin, life.known) if source is None else (writes.begin[source], certain[source])
+        for other in reads:
+            is_between = took_effect < other["begin"] and _end(other) < read["begin"]
+            if is_between and other["values"][name] != value and not life.is_cut(began, _end(read)):
+                complain((name, value), f"{name} is {value} again, after it was {other['values'][name]} at {other['begin']:.3f}", read)
 
 
 CHECKS = {"push": _check_elements, "count": _check_count, "write": _check_register}

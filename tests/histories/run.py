@@ -504,7 +504,8 @@ def main():
                 print(f"    {line[:1500]}", flush=True)
             if wrong:
                 more = "".join(f" --{word} {value}" for word, value in (("faults", ",".join(options.faults)), ("plant", options.plant)) if value)
-                print(f"    again: make histories ARGS=\"--seed {seed} --protocols {protocol} --proof {proof} --seconds 1 --length {options.length:g}{more}\"")
+                library = f"STARWIRE_LIBRARY={Path(harness.library_path()).absolute()} " if has_fail_points() else ""
+                print(f"    again: {library}make histories ARGS=\"--seed {seed} --protocols {protocol} --proof {proof} --seconds 1 --length {options.length:g}{more}\"")
                 print(f"    library: {harness.library_path()}; records: {options.out}; logs: {runner.directory}", flush=True)
         seed += 1
         if time.monotonic() - begun > options.seconds or failed and options.plant:
