@@ -79,6 +79,8 @@ struct World {
     is_early: bool,
     /// Reactors sleep ([`Setup::sleeps`]).
     sleeps: bool,
+    /// Gauges are checked whenever tasks have run, and not only now and then.
+    checks_always: bool,
     secret: Option<Secret>,
     /// Their files are there as long as this is.
     _certificates: Option<Certificates>,
@@ -128,6 +130,7 @@ fn address(task: usize) -> SocketAddr {
 impl World {
     fn new(setup: Setup) -> Self {
         let Setup { scenario, tasks, has_more, has_clients, is_early, sleeps, mut settings, random, .. } = setup;
+        let ledger = Ledger { is_tight: setup.is_tight, ..Ledger::default() };
         let now = Instant::now();
         let certificates = setup.has_tls.then(Certificates::new);
         let names = setup.has_names.then(Names::default);
@@ -135,18 +138,20 @@ impl World {
         let net = Rc::new(RefCell::new(Net::new(random, now)));
         net.borrow_mut().is_faulty = scenario == Scenario::Faults;
         net.borrow_mut().fills_early = !is_early;
+        net.borrow_mut().has_more = !is_early;
         net.borrow_mut().cuts_early = has_more && scenario == Scenario::Faults;
         let mut world = Self {
             scenario,
             net,
             now,
-            ledger: Arc::default(),
+            ledger: Arc::new(Mutex::new(ledger)),
             tasks: Vec::new(),
             settings,
             has_more,
             has_clients,
             is_early,
             sleeps,
+            checks_always: setup.checks_always,
             secret: setup.has_secret.then(|| Secret::new(b"of all tasks")),
             _certificates: certificates,
             names,

@@ -54,6 +54,14 @@ impl End {
     }
 }
 
+/// A connection that a listener has not reported yet.
+struct Accepted {
+    driver: usize,
+    listener: usize,
+    fd: OwnedFd,
+    not_before: Instant,
+}
+
 pub struct Net {
     pub random: Random,
     pub now: Instant,
@@ -74,8 +82,10 @@ pub struct Net {
     pub addresses: HashMap<u64, SocketAddr>,
     /// Listeners: driver and token.
     pub listeners: BTreeMap<SocketAddr, (usize, usize)>,
-    accepted: Vec<(usize, usize, OwnedFd)>,
-    /// Until when nothing passes between two tasks.
+    accepted: Vec<Accepted>,
+    /// An accept may fail for a while, and a cut be of one direction.
+    pub has_more: bool,
+    /// Until when nothing passes from one task to another.
     partitions: BTreeMap<(usize, usize), Instant>,
     pub tasks: Vec<usize>,
     /// A task that has died, and does not know it yet: nothing that it does reaches anybody.
@@ -92,10 +102,6 @@ pub struct Net {
 /// Of a socket.
 pub fn inode(fd: &OwnedFd) -> u64 {
     File::from(fd.try_clone().unwrap()).metadata().unwrap().ino()
-}
-
-fn pair(a: usize, b: usize) -> (usize, usize) {
-    (a.min(b), a.max(b))
 }
 
 impl Net {
@@ -115,6 +121,7 @@ impl Net {
             addresses: HashMap::new(),
             listeners: BTreeMap::new(),
             accepted: Vec::new(),
+            has_more: false,
             partitions: BTreeMap::new(),
             tasks: Vec::new(),
             dying: None,
@@ -160,9 +167,14 @@ impl Net {
         fd
     }
 
-    /// Nothing passes between two tasks before this time.
+    /// Nothing passes between two tasks before this time, or nothing in one direction.
     pub fn partition(&mut self, a: usize, b: usize, until: Instant) {
-        self.partitions.insert(pair(a, b), until);
+        let both = !self.has_more || self.below(2) == 0;
+        self.note(if both { "two tasks are cut off from each other" } else { "one direction is cut" });
+        self.partitions.insert((a, b), until);
+        if both {
+            self.partitions.insert((b, a), until);
+        }
     }
 
     pub fn heal(&mut self) {
@@ -171,8 +183,8 @@ impl Net {
         self.cuts_early = false;
     }
 
-    fn partitioned_until(&self, a: usize, b: usize) -> Option<Instant> {
-        self.partitions.get(&pair(a, b)).copied().filter(|until| *until > self.now)
+    fn partitioned_until(&self, from: usize, to: usize) -> Option<Instant> {
+        self.partitions.get(&(from, to)).copied().filter(|until| *until > self.now)
     }
 
     /// When something that is sent now arrives.
@@ -215,7 +227,7 @@ impl Net {
         end.ends_at = ends.then_some(later);
         end.reset_at = resets.then_some(later);
         self.by_inode.insert(inode(&fd), at);
-        self.accepted.push((driver, listener, fd));
+        self.accepted.push(Accepted { driver, listener, fd, not_before: self.now });
     }
 
     fn is_open(&self, at: usize) -> bool {
@@ -234,7 +246,7 @@ impl Net {
             std::mem::take(&mut self.live).into_iter().partition(|at| self.ends[*at].task == task);
         self.live = live;
         self.listeners.retain(|_, (driver, _)| self.tasks[*driver] != task);
-        self.accepted.retain(|(driver, _, _)| self.tasks[*driver] != task);
+        self.accepted.retain(|accepted| self.tasks[accepted.driver] != task);
         for (own, of) in self.of_drivers.iter_mut().zip(&self.tasks) {
             if *of == task {
                 own.clear();
@@ -268,7 +280,9 @@ impl Net {
             [arrival, reset, end.connects.map(|(at, _)| at), end.closes_at].into_iter().flatten().min()
         };
         let open = self.live.iter().map(|at| &self.ends[*at]).filter(|end| end.driver.is_some() && runs(end.task));
-        open.filter_map(of_end).min()
+        let late = self.accepted.iter().filter(|accepted| accepted.not_before > self.now);
+        let late = late.filter(|accepted| runs(self.tasks[accepted.driver])).map(|accepted| accepted.not_before);
+        open.filter_map(of_end).chain(late).min()
     }
 
     fn add(&mut self, end: End) -> usize {
@@ -306,6 +320,8 @@ impl Net {
         let from = self.ends[at].task;
         let to = found.map(|(driver, _)| self.tasks[driver]);
         let when = self.arrival(from, to.unwrap_or(from)) + Duration::from_micros(self.below(5000));
+        // The answer has a way of its own.
+        let when = to.and_then(|to| self.partitioned_until(to, from)).map_or(when, |until| when.max(until));
         if self.fails_as("a connect hangs", 20) {
             return;
         }
@@ -326,7 +342,7 @@ impl Net {
             }
         }
         self.by_inode.insert(inode(&fd), other);
-        self.accepted.push((driver, listener, fd));
+        self.accepted.push(Accepted { driver, listener, fd, not_before: self.now });
     }
 
     /// How many bytes can be sent to an end.
@@ -410,7 +426,7 @@ impl Net {
             Wait::Runs => true,
             Wait::Sleeps(until) => until.is_some_and(|until| until <= self.now),
         };
-        let is_accepted = || self.accepted.iter().any(|(of, _, _)| *of == driver);
+        let is_accepted = || self.accepted.iter().any(|of| of.driver == driver && of.not_before <= self.now);
         let has_ended = || self.of_drivers[driver].iter().any(|at| self.has_ended(&self.ends[*at]));
         is_due || (!self.is_dying(driver) && (is_accepted() || has_ended()))
     }
@@ -445,11 +461,17 @@ impl Net {
             return;
         }
         let before = out.len();
-        for (of, listener, fd) in std::mem::take(&mut self.accepted) {
-            if of == driver {
-                out.push(Completion::Accepted { listener: Token(listener as u64), result: Ok(fd) });
+        for mut accepted in std::mem::take(&mut self.accepted) {
+            let listener = Token(accepted.listener as u64);
+            if accepted.driver != driver || accepted.not_before > self.now {
+                self.accepted.push(accepted);
+            } else if self.has_more && self.fails_as("an accept fails", 20) {
+                // The connection stays in the listener's queue, and the driver tries again.
+                accepted.not_before = self.now + Duration::from_millis(1 + self.below(500));
+                self.accepted.push(accepted);
+                out.push(Completion::Accepted { listener, result: Err(io::Error::from_raw_os_error(libc::EMFILE)) });
             } else {
-                self.accepted.push((of, listener, fd));
+                out.push(Completion::Accepted { listener, result: Ok(accepted.fd) });
             }
         }
         let mut mine = self.of_drivers[driver].clone();

@@ -34,6 +34,8 @@ pub struct Open {
 /// What all owners of a simulation know.
 #[derive(Default)]
 pub struct Ledger {
+    /// Servers have low limits: star calls may be refused.
+    pub is_tight: bool,
     pub open: BTreeMap<u64, Open>,
     /// Calls that a server has got.
     pub executed: HashSet<Vec<u8>>,

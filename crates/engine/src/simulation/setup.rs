@@ -39,6 +39,10 @@ pub struct Setup {
     pub is_early: bool,
     /// A reactor runs only if it has a reason to. Otherwise all run all the time.
     pub sleeps: bool,
+    /// Servers have low limits for star calls.
+    pub is_tight: bool,
+    /// Takes time.
+    pub checks_always: bool,
     pub settings: Vec<(&'static str, String)>,
     pub random: Random,
 }
@@ -60,6 +64,8 @@ impl Setup {
             has_clients: false,
             is_early: false,
             sleeps: true,
+            is_tight: false,
+            checks_always: true,
             settings,
             random: Random(1),
         }
@@ -98,9 +104,17 @@ impl Setup {
         }
         let is_early = seed <= LAST_EARLY;
         let has_clients = has_more && !is_early;
+        // Random numbers of their own: all else of a seed stays what it is.
+        let mut others = Random(seed.wrapping_mul(0xD134_2543_DE82_EF95) | 1);
+        let is_tight = has_clients && scenario == Scenario::Faults && others.below(3) == 0;
         if has_clients {
             let mut some = |values: &[u64]| values[random.below(values.len() as u64) as usize];
-            let limits = format!("plan_idle_s={},inline_us={}", some(&[1, 10, 3600]), some(&[0, 250]));
+            let mut limits = format!("plan_idle_s={},inline_us={}", some(&[1, 10, 3600]), some(&[0, 250]));
+            if is_tight {
+                let mut some = |values: &[u64]| values[others.below(values.len() as u64) as usize];
+                let (plans, values, bytes) = (some(&[2, 4096]), some(&[0, 2, 65_536]), some(&[8, 1 << 30]));
+                limits += &format!(",plans={plans},values={values},value_bytes={bytes},calls={}", some(&[1, 4, 1024]));
+            }
             settings.push(("STARWIRE_STAR_LIMITS", limits));
         }
         let sleeps = !is_early && seed % 16 != 0;
@@ -114,6 +128,8 @@ impl Setup {
             has_clients,
             is_early,
             sleeps,
+            is_tight,
+            checks_always: !is_early && seed % 4 == 1,
             settings,
             random,
         }

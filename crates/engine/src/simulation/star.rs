@@ -303,6 +303,7 @@ impl Request {
                     code::DEADLINE_EXCEEDED => may_fail && ledger.is_past(not_before),
                     code::ABORTED => may_fail && ledger.incarnations[&call.to] != call.incarnations.1,
                     code::CANCELLED => was_cancelled,
+                    code::RESOURCE_EXHAUSTED => ledger.is_tight,
                     _ => false,
                 };
                 assert!(expected, "{call:?}, cancelled: {was_cancelled}: {outcome:?}");

@@ -13,7 +13,7 @@ const LONGEST: Duration = Duration::from_secs(300);
 pub const PAUSE: Duration = Duration::from_secs(5);
 
 /// Each happens within a few seeds.
-const FAULTS: [&str; 18] = [
+const FAULTS: [&str; 20] = [
     "a client that is no task",
     "a connect hangs",
     "a connect is refused",
@@ -28,8 +28,10 @@ const FAULTS: [&str; 18] = [
     "a task dies",
     "a task pauses",
     "a task stops in order",
+    "an accept fails",
     "bytes are late",
     "no memory to send",
+    "one direction is cut",
     "the machine stands still",
     "two tasks are cut off from each other",
 ];

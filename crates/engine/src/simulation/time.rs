@@ -55,6 +55,9 @@ impl World {
             names.answer(self.now);
         }
         self.proceed();
+        if self.checks_always {
+            self.check_gauges();
+        }
         let due = if self.sleeps { self.next_due_asleep() } else { self.next_due() };
         let due = due.filter(|_| self.net.borrow().moved == before);
         let little = Duration::from_micros(10 + self.below(200));
@@ -111,7 +114,6 @@ impl World {
             _ if self.scenario != Scenario::Faults => {}
             0..4 => self.net.borrow_mut().reset_one(),
             4..6 => {
-                self.note("two tasks are cut off from each other");
                 let until = self.now + self.millis(20_000);
                 self.net.borrow_mut().partition(a, b, until);
             }
