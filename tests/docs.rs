@@ -298,22 +298,42 @@ fn every_promise_of_the_protocol_has_a_test() {
     }
 }
 
-/// The names of all functions and gtests in a folder.
-fn functions(folder: &Path, names: &mut HashSet<String>) {
+/// The names of the tests in a source: functions of Rust below `#[test]`, and those of which a macro makes tests, of
+/// Python that begin with `test_`, gtests.
+fn tests_in(path: &Path, text: &str) -> Vec<String> {
+    let ends_with = |end: &str| path.extension().is_some_and(|e| e == end);
+    let is_name = |word: &&str| word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+    let has_macro = text.contains("#[test] fn $test()");
+    let (mut names, mut is_test) = (Vec::new(), false);
+    for line in text.lines() {
+        let code = line.trim_start();
+        if ends_with("rs") {
+            let function = code.split_once("fn ").filter(|_| is_test).and_then(|(_, rest)| rest.split_once('('));
+            names.extend(function.map(|(name, _)| name.to_owned()));
+            names.extend(code.strip_suffix(',').filter(is_name).filter(|_| has_macro).map(str::to_owned));
+            let begins = ["#[test]", "#[tokio::test]"].contains(&code);
+            is_test = begins || is_test && (code.starts_with("#[") || code.starts_with("//"));
+        } else if ends_with("py") {
+            let function = code.strip_prefix("def ").filter(|rest| rest.starts_with("test_"));
+            names.extend(function.and_then(|rest| Some(rest.split_once('(')?.0.to_owned())));
+        } else if ends_with("cc") {
+            let gtest = line.strip_prefix("TEST").and_then(|rest| rest.split_once('(')?.1.split_once(')'));
+            if let Some((suite, name)) = gtest.and_then(|(both, _)| both.split_once(", ")) {
+                names.extend([name.to_owned(), format!("{suite}.{name}")]);
+            }
+        }
+    }
+    names
+}
+
+/// The names of all tests in a folder.
+fn tests_below(folder: &Path, names: &mut HashSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            functions(&path, names);
-        } else if path.extension().is_some_and(|e| e == "rs" || e == "py" || e == "cc") {
-            let text = std::fs::read_to_string(&path).unwrap();
-            for line in text.lines() {
-                let gtest = line.strip_prefix("TEST").and_then(|rest| rest.split_once('(')?.1.split_once(')'));
-                let function = line.split_once("fn ").or_else(|| line.split_once("def "));
-                names.extend(function.and_then(|(_, rest)| Some(rest.split_once('(')?.0.to_owned())));
-                if let Some((suite, name)) = gtest.and_then(|(both, _)| both.split_once(", ")) {
-                    names.extend([name.to_owned(), format!("{suite}.{name}")]);
-                }
-            }
+            tests_below(&path, names);
+        } else if let Ok(text) = std::fs::read_to_string(&path) {
+            names.extend(tests_in(&path, &text));
         }
     }
 }
@@ -371,7 +391,7 @@ impl Proofs {
     fn new() -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut known = HashSet::new();
-        ["crates", "src", "tests"].iter().for_each(|folder| functions(&root.join(folder), &mut known));
+        ["crates", "src", "tests"].iter().for_each(|folder| tests_below(&root.join(folder), &mut known));
         Self { known }
     }
 
@@ -451,6 +471,21 @@ fn a_promise_without_a_test_is_noticed() {
         assert!(proofs.fault(bad).is_some(), "{bad}");
     }
     assert_eq!(parentheses("a (b (c) `)`) d (e)"), ["b (c) `)`", "e"]);
+}
+
+#[test]
+fn a_name_counts_only_if_it_is_that_of_a_test() {
+    let names = |file: &str, text: &str| tests_in(Path::new(file), text);
+    let rust =
+        "#[test]\n#[ignore = \"slow\"]\nfn slow() {\n    let list = [\n        word,\n    ];\n}\nfn helper() {}\n";
+    assert_eq!(names("a.rs", rust), ["slow"]);
+    let made = "    $(#[test] fn $test() { $test(driver()) })*\npromises! {\n    it_ends,\n}\n";
+    assert_eq!(names("main.rs", made), ["it_ends"]);
+    assert_eq!(names("a.rs", "    #[tokio::test]\n    async fn waits() {\n    }\n"), ["waits"]);
+    assert_eq!(names("a.py", "def helper():\n    pass\n\ndef test_it(cluster):\n    pass\n"), ["test_it"]);
+    assert_eq!(names("a.cc", "TEST_F(Suite, It) {\nvoid Helper() {\n"), ["It", "Suite.It"]);
+    assert!(names("a.md", "#[test]\nfn no_code() {").is_empty());
+    assert!(!Proofs::new().exists("tests_below"), "it is a function");
 }
 
 #[test]
