@@ -246,6 +246,15 @@ fn the_map_leads_to_servers_with_other_names_too() {
 }
 
 #[test]
+fn the_map_leads_past_the_unix_socket() {
+    let unix = ("STARWIRE_UNIX", "auto");
+    let server = Task::start(PS, &[unix]);
+    let mapped = Mapped::start("tcp", &server.address(), &[unix]);
+    assert_eq!(call(&mapped.channel(PS), ECHO, b"found", None).meta, b"found");
+    assert_eq!(unix_sockets(&server), 1, "the listener alone");
+}
+
+#[test]
 fn with_a_secret_a_line_leads_to_its_task_only() {
     let secret = ("STARWIRE_SECRET", "a-secret-of-enough-length");
     let server = Task::start(OTHER, &[secret]);

@@ -1,7 +1,12 @@
 //! Chains of certificates that are made to be slow to verify.
 
+use std::sync::atomic::AtomicUsize;
+
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{
+    AlgorithmIdentifier, CertificateDer, InvalidSignature, PrivateKeyDer, PrivatePkcs8KeyDer,
+    SignatureVerificationAlgorithm, UnixTime,
+};
 use rustls::server::{NoClientAuth, ServerConnection};
 use rustls::{ClientConfig, ClientConnection, ServerConfig};
 
@@ -80,6 +85,43 @@ fn chains_may_have_four_intermediate_authorities() {
         assert_eq!(why.contains("5 certificates of intermediate CAs come with it, and at most 4"), refused, "{why}");
         assert_eq!(why.is_empty(), !refused, "{why}");
     }
+}
+
+/// Counts the signatures that are checked.
+#[derive(Debug)]
+struct Counting(AtomicUsize);
+
+impl SignatureVerificationAlgorithm for Counting {
+    fn verify_signature(&self, key: &[u8], message: &[u8], signature: &[u8]) -> Result<(), InvalidSignature> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        webpki::ring::ECDSA_P256_SHA256.verify_signature(key, message, signature)
+    }
+
+    fn public_key_alg_id(&self) -> AlgorithmIdentifier {
+        webpki::ring::ECDSA_P256_SHA256.public_key_alg_id()
+    }
+
+    fn signature_alg_id(&self) -> AlgorithmIdentifier {
+        webpki::ring::ECDSA_P256_SHA256.signature_alg_id()
+    }
+}
+
+/// The slowest chain that is not refused at once: every order of its CAs is tried, and the root has their name, too.
+#[test]
+fn a_chain_that_is_slow_to_verify_costs_at_most_65_checks() {
+    let (root, _) = namesakes(1);
+    let anchor = webpki::anchor_from_trusted_cert(&root[1]).unwrap();
+    let checks = |number| {
+        let (chain, _) = namesakes(number);
+        let counting = Counting(AtomicUsize::new(0));
+        let own = webpki::EndEntityCert::try_from(&chain[0]).unwrap();
+        let usage = webpki::KeyUsage::client_auth();
+        let (roots, now) = (std::slice::from_ref(&anchor), UnixTime::now());
+        own.verify_for_usage(&[&counting], roots, &chain[1..], now, usage, None, None).map(drop).unwrap_err();
+        counting.0.into_inner()
+    };
+    assert_eq!([checks(0), checks(1), checks(4)], [1, 2, 65]);
+    assert!(checks(5) > 65);
 }
 
 #[test]
