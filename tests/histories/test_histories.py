@@ -265,6 +265,11 @@ def test_a_server_that_keeps_less_than_it_says_is_found(plant):
     assert spoiled > 10 and found == spoiled, (spoiled, found)
 
 
+def test_a_library_that_is_released_has_no_fail_points():
+    """Its build sets `run.has_fail_points`' names only with the feature."""
+    assert not run.has_fail_points()
+
+
 AT = {"server": 1, "worker": 0, "direction": (True, True), "back": False}
 PLAN = [(3.0, "kill_server", AT, 0.2), (5.0, "cut", AT, 0.5), (6.0, "reset", AT, 0), (6.5, "stop_server", AT, 0.5), (7.5, "kill_worker", AT, 0.1)]
 PROOFS = {"grpc++": "tls", "star_server": "secret"}

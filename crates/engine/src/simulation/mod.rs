@@ -354,6 +354,15 @@ fn requests_end_as_they_should() {
 }
 
 #[test]
+fn requests_of_two_dozen_tasks_end_as_they_should() {
+    let seeds = (LAST_EARLY + 1..).filter(|seed| Setup::of(*seed).tasks == MOST_TASKS);
+    for seed in seeds.take(2) {
+        let _seed = Seed(seed);
+        simulate(seed, 20);
+    }
+}
+
+#[test]
 fn a_seed_always_does_the_same() {
     // TLS and resets; names and stalls; a secret.
     for seed in [8, 17, 12] {
