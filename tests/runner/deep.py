@@ -47,6 +47,8 @@ def jobs(s):
         s.fail_points(histories),
         quick.Job("proto", f"{s.make} proto && git diff --exit-code crates/engine/src/control/generated", needs=("tools",), expected=60),
         quick.Job("simulate", f"STARWIRE_SIM_SEEDS=1000 {s.cargo} test --test sim every_seed && {s.make} simulate SECONDS=120", needs=("core",), limit=1800, expected=350),
+        # In a target folder of its own, which is built first.
+        quick.Job("reverted", f"{s.python} tests/reverted/run.py", needs=("tools",), cores=2, memory=4, limit=2400, expected=300),
         quick.Job("fuzz", f"{s.make} fuzz FUZZ_SECONDS=30", needs=("plugin", "packages"), cores=2, memory=6, limit=1800, expected=420),
         quick.Job("rdma", "tests/rdma/run driver doctor kill engine", needs=("core",), memory=4, limit=2400, expected=300),
         quick.Job("rdma-train", "tests/rdma/run train", needs=("plugin", "packages"), memory=6, limit=2400, expected=400),
