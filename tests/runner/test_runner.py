@@ -59,6 +59,24 @@ def test_a_test_that_hangs_ends_with_what_it_waited_for(tmp_path):
     assert "a peer" in records[0]["waited"]
 
 
+WAITING = """
+import pytest
+from waiting import wait_for, wait_until
+
+@pytest.mark.limit(2)
+@pytest.mark.parametrize("wait", [lambda: wait_for("no/file"), lambda: wait_until(lambda: False, 1000, "a peer that never comes")], ids=["file", "condition"])
+def test_waits(wait):
+    wait()
+"""
+
+
+def test_what_a_test_waits_for_with_the_helpers_is_named(tmp_path):
+    done = pytest_of(tmp_path, WAITING, PYTHONPATH=os.pathsep.join([str(HERE), str(ROOT / "tests/python")]))
+    assert "waiting for a file: no/file" in done.stdout and "waiting for a condition: a peer that never comes" in done.stdout, done.stdout
+    waited = [json.loads(line)["waited"] for line in (tmp_path / "times").read_text().splitlines()]
+    assert [list(kinds) for kinds in waited] == [["a file"], ["a condition"]]
+
+
 def test_a_job_that_hangs_is_ended_with_its_children(tmp_path):
     pid_file = tmp_path / "pid"
     passed, done, runs = run([Job("hangs", f"sleep 1000 & echo $! >'{pid_file}'; wait", limit=3)], tmp_path)
