@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cluster import one, state, tf
 from metrics import data_port, metric
-from waiting import wait_until
+from waiting import wait_for, wait_until
 
 STARCTL = Path(__file__).resolve().parents[2] / "target/debug/starctl"
 
@@ -58,10 +58,13 @@ def count(seconds):
 
 
 def count_until(path):
-    """Steps until the file is there. Returns how many."""
+    """Steps until the file is there; another one has a byte for each. Returns how many."""
     steps = 0
-    while not Path(path).exists():
-        steps += count(0.05)[0]
+    with open(f"{path}.steps", "ab", buffering=0) as made:
+        while not Path(path).exists():
+            more = count(0.05)[0]
+            made.write(b"." * more)
+            steps += more
     return steps
 
 
@@ -76,3 +79,31 @@ def stop():
     import starwire
 
     starwire.stop(state["server"])
+
+
+# In the test process. -------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A worker that counts from now on, while a test does something to its servers."""
+
+    def __init__(self, cluster, folder, use_resource):
+        self.worker, self.end, self.made = cluster["worker", 0], folder / "end", folder / "end.steps"
+        for file in (self.end, self.made):
+            file.unlink() if file.exists() else None
+        self.worker.call(begin_counting, cluster.target("worker", 0), use_resource)
+        self.worker.begin(count_until, str(self.end))
+        wait_for(self.made)
+        self.goes_on()
+
+    def goes_on(self, steps=50):
+        """Waits until so many more steps are made."""
+        before = self.made.stat().st_size
+        wait_until(lambda: self.worker.ready() or self.made.stat().st_size >= before + steps, 60, f"{steps} more steps")
+        if self.worker.ready():
+            raise AssertionError(f"the counting has ended after {self.worker.result(0)} steps")
+
+    def stop(self):
+        """Returns how many steps it has made."""
+        self.end.touch()
+        return self.worker.result(90)

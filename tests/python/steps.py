@@ -64,26 +64,53 @@ def run_until_stopped(target, stop_file, task=0, name="model"):
     return model.steps, longest
 
 
+class Never:
+    """An element that never comes, so that a step with it waits on the ps, and the number of steps that have come that far."""
+
+    def __init__(self, name):
+        with tf.device("/job:ps/task:0"):
+            come = tf.queue.FIFOQueue(100, [tf.int32], [()], shared_name=f"{name}_come")
+            queue = tf.queue.FIFOQueue(1, [tf.float32], [()], shared_name=name)
+            with tf.control_dependencies([come.enqueue(0)]):
+                self.item = queue.dequeue()
+            self.put, self.steps = queue.enqueue(1.0), come.size()
+
+    def once_it_waits(self, target, act):
+        """Calls `act` in another thread once a step, which begins after this, waits."""
+        sess = one().Session(target, graph=self.steps.graph)
+        before = sess.run(self.steps)
+
+        def watch():
+            while sess.run(self.steps) == before:
+                time.sleep(0.01)
+            sess.close()
+            act()
+
+        threading.Thread(target=watch, daemon=True).start()
+
+
 def run_until_error(target, started_file, blocked=False, timeout_ms=0, task=0):
-    """Runs steps until one fails; with `blocked`, the last one waits on the ps indefinitely. Returns (error type, message, time.time() of the error)."""
+    """Runs steps until one fails; with `blocked`, the last one waits on the ps indefinitely. Once steps run, or that one waits, there is the file.
+
+    Returns (error type, message, seconds of the step that failed)."""
     config = one().ConfigProto(operation_timeout_in_ms=timeout_ms)
     with tf.Graph().as_default():
         model = Model(worker=f"/job:worker/task:{task}")
-        with tf.device("/job:ps/task:0"):
-            queue = tf.queue.FIFOQueue(1, [tf.float32], [()], shared_name=f"never{task}")
-            item = queue.dequeue()
+        never = Never(f"never{task}")
         with tf.device(f"/job:worker/task:{task}"):
-            waiting = item + 1.0
+            waiting = never.item + 1.0
         sess = state["failed session"] = one().Session(target, config=config)  # not closed here: over stock gRPC, that would wait for a dead peer
         sess.run(model.initializer)
         for _ in range(5):
             model.check(sess.run(model.sums))
-        open(started_file, "w").close()
+        start = lambda: open(started_file, "w").close()  # noqa: E731
+        never.once_it_waits(target, start) if blocked else start()
         try:
             while True:
+                begun = time.monotonic()
                 sess.run([waiting, model.sums] if blocked else model.sums)
         except tf.errors.OpError as error:
-            return type(error).__name__, error.message, time.time()
+            return type(error).__name__, error.message, time.monotonic() - begun
 
 
 def close_failed_session():
@@ -94,25 +121,18 @@ def end_from_another_thread(target, how):
     """Ends a blocked step by closing the session or by the step's timeout; later steps must work. Returns (error, steps)."""
     with tf.Graph().as_default():
         model = Model()
-        with tf.device("/job:ps/task:0"):
-            queue = tf.queue.FIFOQueue(1, [tf.float32], [()], shared_name="never")
-            item, put = queue.dequeue(), queue.enqueue(1.0)
+        never = Never("never")
         with tf.device("/job:worker/task:0"):
-            waiting = item + 1.0
+            waiting = never.item + 1.0
         sess = one().Session(target)
         sess.run(model.initializer)
         model.check(sess.run(model.sums))
         # TensorFlow's master loses a timeout that comes before the step has begun on every task.
-        sess.run(put)
+        sess.run(never.put)
         assert sess.run(waiting) == 2.0
-
-        def close():
-            time.sleep(0.5)
-            sess.close()
-
         options = one().RunOptions(timeout_in_ms=500) if how == "timeout" else None
         if how == "close":
-            threading.Thread(target=close).start()
+            never.once_it_waits(target, sess.close)
         try:
             sess.run(waiting, options=options)
             error = None

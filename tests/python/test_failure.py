@@ -2,13 +2,13 @@
 
 import os
 import signal
-import time
 
 import pytest
 
 import steps
 import zygote
 from cluster import ROOT, RemoteError, is_stock, is_tensorflow_1, library_path, load, start_server, state, tf, worker_call
+from metrics import counters
 from steps import fork_with_server
 from waiting import HANGS, wait_for, wait_until
 
@@ -32,7 +32,6 @@ def test_ps_killed_mid_step(fresh_cluster, protocol, tmp_path, blocked):
         started = str(tmp_path / f"started-{kind}")
         cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, blocked)
         wait_for(started)
-        time.sleep(0.3)
         cluster["ps", 0].kill()
         error, message, _ = cluster["worker", 0].result(60)
         assert error in ("UnavailableError", "AbortedError"), message
@@ -46,15 +45,17 @@ def test_ps_killed_mid_step(fresh_cluster, protocol, tmp_path, blocked):
 
 @pytest.mark.star
 @ONE_KIND
-def test_training_recovers_from_its_checkpoint(fresh_cluster, tmp_path):
+def test_training_recovers_from_its_checkpoint(fresh_cluster, protocol, tmp_path):
     """The ps is killed and restarted twice under MonitoredTrainingSession: training resumes from the last checkpoint and finishes."""
     cluster = fresh_cluster()
     log = str(tmp_path / "steps")
     cluster["worker", 0].begin(steps.recover_monitored, cluster.target("worker", 0), str(tmp_path / "checkpoints"), 400, log)
     for kill_at in (60, 200):
         wait_until(lambda: os.path.exists(log) and any(int(line) >= kill_at for line in open(log).read().split()), 60, f"step {kill_at}")
+        before = failed_connects(cluster)
         cluster["ps", 0].kill()
-        time.sleep(0.5)
+        if not is_stock(protocol):
+            wait_until(lambda: failed_connects(cluster) > before, 60, "the worker looks for the dead ps")
         cluster.start("ps", 0)
     seen, sessions = cluster["worker", 0].result(120)
     assert seen[-1] >= 400
@@ -62,6 +63,10 @@ def test_training_recovers_from_its_checkpoint(fresh_cluster, tmp_path):
     assert all(step % 20 == 0 for step in sessions), f"each session begins at a checkpoint: {sessions}"
     for previous, step in zip(seen, seen[1:]):
         assert step == previous + 1 or (step <= previous + 1 and step - 1 in sessions), f"{previous} was followed by {step}, sessions began at {sessions}"
+
+
+def failed_connects(cluster):
+    return 0 if is_stock(cluster.protocol) else counters(cluster["worker", 0])["connect_failures"]
 
 
 # The defaults would take 20 s.
@@ -78,27 +83,26 @@ def test_stopped_ps_is_detected(fresh_cluster, tmp_path, unix):
     started = str(tmp_path / "started")
     cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started)
     wait_for(started)
-    time.sleep(0.2)
-    stopped = time.time()
     cluster["ps", 0].stop()
     try:
-        error, message, raised = cluster["worker", 0].result(60)
+        error, message, _ = cluster["worker", 0].result(60)
+        assert counters(cluster["worker", 0])["keepalive_losses"] > 0, "it is keep-alive that has noticed"
     finally:
         cluster["ps", 0].resume()
     assert error in ("UnavailableError", "AbortedError"), message
-    assert raised - stopped < 15, "keep-alive says 0.4 s of silence and 0.8 s for the answer"
     assert worker_call(cluster, steps.run_steps, 5) == 5
 
 
 @pytest.mark.ours
 def test_long_step_is_not_mistaken_for_a_dead_peer(fresh_cluster, tmp_path):
-    """A step that takes three times the keepalive limit without transferring a byte does not fail."""
+    """A step that takes twice the keepalive limit without transferring a byte does not fail."""
     cluster = fresh_cluster(environment=KEEPALIVE)
     started = str(tmp_path / "started")
     cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, True)
     wait_for(started)
-    time.sleep(3.6)
-    assert not cluster["worker", 0].ready()
+    # Nothing may happen in this time: 1.2 s would be enough for a loss.
+    assert not cluster["worker", 0].ready(2.4)
+    assert not any(counters(task)["keepalive_losses"] for task in cluster.tasks.values())
 
 
 @pytest.mark.star
@@ -108,10 +112,9 @@ def test_operation_timeout(fresh_cluster, tmp_path):
     started = str(tmp_path / "started")
     cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, True, 1500)
     wait_for(started)
-    begun = os.path.getmtime(started)
-    error, message, raised = cluster["worker", 0].result(60)
+    error, message, took = cluster["worker", 0].result(60)
     assert error == "DeadlineExceededError", message
-    assert raised - begun > 1
+    assert took > 1
     assert worker_call(cluster, steps.run_steps, 5) == 5
 
 
@@ -139,7 +142,6 @@ def test_worker_killed_others_go_on(fresh_cluster, protocol, tmp_path):
         started = str(tmp_path / f"started-{blocked}")
         victim.begin(steps.run_until_error, cluster.target("worker", 1), started, blocked, 0, 1)
         wait_for(started)
-        time.sleep(0.3)
         victim.kill()
         victim = cluster.start("worker", 1)
     open(stop, "w").close()
@@ -173,13 +175,14 @@ def test_restarted_peer_is_a_new_one(fresh_cluster, protocol):
         assert worker.call(steps.use_kept_session) == 2
 
 
-def test_ps_that_starts_late(fresh_cluster):
+def test_ps_that_starts_late(fresh_cluster, protocol):
     """A session waits for tasks that start later, as in stock TensorFlow."""
     cluster = fresh_cluster(start=False)
     cluster.start("worker", 0)
     cluster["worker", 0].begin(steps.run_steps, cluster.target("worker", 0), 5)
-    time.sleep(1)
-    assert not cluster["worker", 0].ready()
+    if not is_stock(protocol):
+        wait_until(lambda: failed_connects(cluster) > 1, 60, "the worker looks for the ps, and again")
+    assert not cluster["worker", 0].ready(1 if is_stock(protocol) else 0)  # stock gRPC does not say when it has looked
     cluster.start("ps", 0)
     assert cluster["worker", 0].result(60) == 5
 
@@ -261,19 +264,19 @@ def test_a_tensor_without_room_does_not_stall_others(fresh_cluster, protocol):
     """TensorFlow's allocator waits 10 s for memory, the step does not. If the worker's only reactor did, it would block all its transfers."""
     limits = {"TF_MKL_ALLOC_MAX_BYTES": 100 * MIB, "TF_ENABLE_ONEDNN_OPTS": "1", "STARWIRE_REACTORS": "1"}
     cluster = fresh_cluster(shape=(("ps", 2), ("worker", 1)), per_task={("worker", 0): limits}, spawn=[("worker", 0)])
-    fitted, error, took, longest, count = worker_call(cluster, fetch_with_and_without_room, timeout=120)
+    fitted, error, message = worker_call(cluster, fetch_with_and_without_room, timeout=120)
     assert fitted == 1
-    assert error == "ResourceExhaustedError"
-    assert took < 9, f"the step took {took:.1f} s to fail"
-    assert count > 10 and longest < 9, f"one of {count} steps of another ps took {longest:.1f} s meanwhile"
+    assert error == "ResourceExhaustedError" and "bytes for a received tensor" in message, message
+    # TensorFlow logs this, and what is in use, when it has waited in vain.
+    assert "ran out of memory trying to allocate" not in cluster["worker", 0].full_log()
 
 
 def fetch_with_and_without_room(target):
-    """Fetches 56 MiB from ps 0, alone and with 48 MiB in use, while another session steps with ps 1."""
+    """Fetches 56 MiB from ps 0, alone and with 48 MiB in use, while another session steps with ps 1, and goes on after the error."""
     import threading
 
     one = tf.compat.v1
-    took, stop = [], threading.Event()
+    made, stop = [], threading.Event()
 
     def step():
         with tf.Graph().as_default():
@@ -283,9 +286,12 @@ def fetch_with_and_without_room(target):
                 total = tf.reduce_sum(number)
             with one.Session(target) as sess:
                 while not stop.is_set():
-                    start = time.monotonic()
                     sess.run(total)
-                    took.append(time.monotonic() - start)
+                    made.append(total)
+
+    def more_steps():
+        before = len(made)
+        wait_until(lambda: len(made) > before + 10 or not thread.is_alive(), 60, "steps with another ps")
 
     with tf.Graph().as_default():
         with tf.device("/job:ps/task:0"):
@@ -298,22 +304,18 @@ def fetch_with_and_without_room(target):
             sess.run(held.initializer)
             thread = threading.Thread(target=step)
             thread.start()
-            while len(took) < 5:
-                time.sleep(0.01)
-            took.clear()
-            start = time.monotonic()
-            error = "nothing"
+            more_steps()
+            error = "nothing", ""
             try:
                 sess.run(highest)
             except tf.errors.OpError as caught:
-                error = type(caught).__name__
-            failed_after = time.monotonic() - start
-            time.sleep(0.2)
-            while len(took) <= 10 and thread.is_alive():
-                time.sleep(0.01)
+                error = type(caught).__name__, caught.message
+            more_steps()
+            goes_on = thread.is_alive()
             stop.set()
             thread.join()
-    return fitted, error, failed_after, max(took), len(took)
+    assert goes_on, "the steps with another ps ended with an error"
+    return (fitted, *error)
 
 
 def restart_server(spec, job, index, protocol):
@@ -360,10 +362,9 @@ def run_in_thread(target):
     import threading
 
     with tf.Graph().as_default() as graph:
-        with tf.device("/job:ps/task:0"):
-            item = tf.queue.FIFOQueue(1, [tf.float32], [()], shared_name="forever").dequeue()
+        never = steps.Never("forever")
         with tf.device("/job:worker/task:0"):
-            waiting = item + 1.0
+            waiting = never.item + 1.0
         session = tf.compat.v1.Session(target, graph=graph)
 
     def wait():
@@ -372,9 +373,10 @@ def run_in_thread(target):
         except Exception:
             pass  # the step may end in any way when the process exits
 
+    waits = threading.Event()
+    never.once_it_waits(target, waits.set)
     threading.Thread(target=wait, daemon=True).start()
-    time.sleep(0.5)
-    return True
+    return waits.wait(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

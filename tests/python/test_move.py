@@ -1,7 +1,6 @@
 """The state of a parameter server moves to another process, or a standby takes over: no session notices, and every update is there once."""
 
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster import START_TIMEOUT, RemoteError, free_port, state
-from counting import STARCTL, begin_counting, count, counted, environment, flush, stop
+from counting import STARCTL, Counting, counted, environment, flush, stop
 
 pytestmark = pytest.mark.ours
 
@@ -35,66 +34,57 @@ def health(address):
         return error.code, error.read().decode()
 
 
-def start_counting(cluster, use_resource, seconds):
-    worker = cluster["worker", 0]
-    worker.call(begin_counting, cluster.target("worker", 0), use_resource)
-    worker.begin(count, seconds)
-    return worker
-
-
 @pytest.mark.parametrize("mode, use_resource", [("async", True), ("sync", False)])
 def test_a_server_moves_while_a_session_trains(compared, tmp_path, mode, use_resource):
     """Server 0 moves to another process, and on to a third, which goes where the first one was. No update is missing in either mode."""
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0", mode)) as cluster:
-        worker = start_counting(cluster, use_resource, 8)
-        time.sleep(1.5)
+        counting = Counting(cluster, tmp_path, use_resource)
         first, second, address = elsewhere(cluster, 0, tmp_path / "1")
         assert health(cluster.spec["ps"][0]) == (503, f"moved to {address}\n")
-        time.sleep(1)
+        counting.goes_on()
         first.kill()
         # Whoever asks at the first address is not sent on any more.
         cluster.start("ps", 0, STARWIRE_STATE_FROM=f"move={address}")
         assert health(address) == (503, f"moved to {cluster.spec['ps'][0]}\n")
-        time.sleep(1)
+        counting.goes_on()
         second.kill()
-        steps, longest = worker.result(60)
-        assert worker.call(counted) == [(steps, 12 * steps)] * 2
-        assert longest < 30, longest
+        counting.goes_on()
+        steps = counting.stop()
+        assert counting.worker.call(counted) == [(steps, 12 * steps)] * 2
 
 
 def test_workers_that_come_later_are_sent_on(compared, tmp_path):
     """Their ClusterSpec has the old address, where the old process sends them on."""
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
-        worker = start_counting(cluster, True, 1)
-        steps, _ = worker.result(60)
+        Counting(cluster, tmp_path, True).stop()
         elsewhere(cluster, 0, tmp_path / "1")
-        worker.kill()
+        cluster["worker", 0].kill()
         cluster.start("worker", 0)
-        again = start_counting(cluster, True, 1)
-        assert again.result(60)[0] > 0
+        assert Counting(cluster, tmp_path, True).stop() > 0
         assert cluster["worker", 0].wait_for_log("/job:ps/replica:0/task:0 has moved to")
 
 
 def test_a_standby_takes_over_when_the_server_stops(compared, tmp_path):
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
-        worker = start_counting(cluster, True, 6)
+        counting = Counting(cluster, tmp_path, True)
         old, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
         standby.wait_for_log("has a copy of the state of", timeout=START_TIMEOUT)
-        time.sleep(1)
+        flush(old)
+        counting.goes_on()
         assert not standby.ready()
         old.call(stop)
-        standby.result(30)
+        standby.result(60)
         old.exit()
-        steps, longest = worker.result(60)
-        assert worker.call(counted) == [(steps, 12 * steps)] * 2
-        assert longest < 30, longest
+        counting.goes_on()
+        steps = counting.stop()
+        assert counting.worker.call(counted) == [(steps, 12 * steps)] * 2
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_standby_takes_over_from_a_server_that_was_killed(compared, tmp_path, mode):
     """Somebody says that the server has ended, and the endpoint map leads to the standby. A synchronous state lacks nothing."""
     with compared.fresh("star_server", SHAPE, environment={**environment(tmp_path / "0", mode), "STARWIRE_STATE_MODE": mode}) as cluster:
-        worker = start_counting(cluster, False, 8)
+        counting = Counting(cluster, tmp_path, False)
         old, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
         standby.wait_for_log("has a copy of the state of", timeout=START_TIMEOUT)
         flush(old)
@@ -103,12 +93,13 @@ def test_a_standby_takes_over_from_a_server_that_was_killed(compared, tmp_path, 
         standby.wait_for_log("It takes over if that has ended for good")
         assert not standby.ready()
         subprocess.run([STARCTL, "state", "promote", folder], check=True, capture_output=True)
-        standby.result(30)
+        standby.result(60)
         # It moves back to the address that the workers know.
         third = cluster.start("ps", 0, STARWIRE_STATE=str(tmp_path / "2"), STARWIRE_STATE_FROM=f"move={standby.call(address_of)}")
         assert third is not standby
-        steps, _ = worker.result(90)
-        (first, first_sum), second = worker.call(counted)
+        counting.goes_on()
+        steps = counting.stop()
+        (first, first_sum), second = counting.worker.call(counted)
         assert second == (steps, 12 * steps)
         assert first_sum == 12 * first
         assert first == steps if mode == "sync" else first <= steps
