@@ -26,6 +26,7 @@ class RandomMoves(moves.Moves):
     def round(self):
         """Returns what has failed."""
         new = self.begin_move()
+        # Here and below, the time is a part of the fault: how long a move, a cut or a stop has lasted when something else happens.
         time.sleep(self.random.uniform(0, 1.6))
         fault = self.random.choice(["old", "new", "both", "cut", "reset", "stop_old", "stop_new", "nothing"])
         getattr(self, fault, lambda _: None)(new)

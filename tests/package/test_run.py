@@ -39,7 +39,7 @@ def await_end(name):
     await_start(name)
     while pathlib.Path("/proc", (folder / name).read_text()).exists():
         time.sleep(0.02)
-    time.sleep(0.2)
+    time.sleep(0.2)  # the launcher has reaped it, and now decides what that means
 """
 HANG = 60  # seconds after which a launcher that should have ended long ago hangs
 
@@ -209,7 +209,7 @@ if job == "worker":
         print("ready", flush=True)
         time.sleep(1000)
     except KeyboardInterrupt:
-        time.sleep(0.5)
+        time.sleep(0.5)  # the ps must not be stopped in this time
         print("saved", flush=True)
         sys.exit(3)
 signal.signal(signal.SIGTERM, lambda *_: (print("ps ends", flush=True), sys.exit(0)))
@@ -249,7 +249,7 @@ def test_what_a_shell_has_started_has_the_time_to_end_as_well(tmp_path):
     path = script(tmp_path, TASK + """
 def leave(*_):
     await_start(f"end{index}")
-    time.sleep(0.5)
+    time.sleep(0.5)  # it must not be killed in this time
     print("saved", flush=True)
     os._exit(0)
 

@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 
 import pytest
 
@@ -201,9 +200,7 @@ def test_a_dead_ps_ends_functions_that_wait_for_it(fresh_cluster, within):
     chief.call(start_blocked)
     chief.begin(join)
     received = calls_received(cluster, "ps", 1)[0]
-    deadline = time.monotonic() + 30
-    while calls_received(cluster, "ps", 1)[0] == received and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: calls_received(cluster, "ps", 1)[0] != received, 60, "a call of a function")
     cluster["ps", 0].kill()
     with within(60), pytest.raises(RemoteError) as caught:
         chief.result(60)

@@ -113,7 +113,7 @@ def overlap(target, depth):
             thread = threading.Thread(target=sess.run, args=(step,))
             thread.start()
             counts.append(have_begun(2 + depth))
-            time.sleep(0.2)
+            time.sleep(0.2)  # nothing more may begin in this time
             counts.append((int(other.run(size)), thread.is_alive() or depth == 0))
             for _ in range(depth + 1):
                 other.run(allow)
@@ -150,11 +150,12 @@ def blocked(target):
             with tf.control_dependencies([begun.enqueue(1)]):
                 step = tf.group(never.dequeue())
             put, size = never.enqueue(1), begun.size()
-        sess, seen, before = session(target, 1), [], threading.enumerate()
+        sess, seen, runs, before = session(target, 1), [], [], threading.enumerate()
 
         def steps():
             try:
                 while True:
+                    runs.append(1)
                     sess.run(step)
             except tf.errors.OpError as error:
                 seen.append(type(error).__name__)
@@ -165,9 +166,9 @@ def blocked(target):
         with one().Session(target) as other:
             deadline = time.monotonic() + 60
             # The first step has its element. The second waits for another, and the thread for the second.
-            while other.run(size) < 2 and time.monotonic() < deadline:
+            while (other.run(size) < 2 or len(runs) < 3) and time.monotonic() < deadline:
                 time.sleep(0.01)
-        time.sleep(0.3)
+        time.sleep(0.1)  # the thread has called the third run, in which it waits
         sess.close()
         thread.join(60)
         return thread.is_alive(), seen, threads_end(before)

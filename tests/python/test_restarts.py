@@ -189,6 +189,6 @@ def test_sessions_of_a_lost_worker_are_released(compared):
         cluster["worker", 0].call(fill, cluster.target("worker", 0))
         cluster["worker", 0].kill()
         wait_until(lambda: not counters(cluster["ps", 0])["connections_in"], 60, "the end of its connections")
-        time.sleep(1.1)
+        time.sleep(1.1)  # for longer than a session may rest: the server looks when somebody connects, and not before
         assert cluster["worker", 1].call(steps.run_steps, cluster.target("worker", 1), 1, task=1, filters=True) == 1
         cluster["ps", 0].wait_for_log("/job:worker/replica:0/task:0 has had no connection for too long: releasing its")

@@ -14,10 +14,11 @@ import steps
 from cluster import RemoteError, is_tensorflow_1, one, state, tf, worker_call
 from fuse_graphs import traffic
 from graphs import PS0, WORKER0, freeze, session, session_config, thaw
-from metrics import counters
+from metrics import counters, star_calls
 from star_graphs import CASES, back_and_forth
 from tensors import digest
 from training_job import batch, regression, setter
+from waiting import wait_for, wait_until
 
 PROTOCOLS = ("star_server", "star_server_lite")
 
@@ -171,18 +172,13 @@ def test_a_dead_worker_leaves_nothing_on_the_server(fresh_cluster, protocol, tmp
     cluster = fresh_cluster((("ps", 2), ("worker", 2)), protocol=protocol)
     started = tmp_path / "started"
     cluster["worker", 0].begin(abandoned, cluster.target("worker", 0), str(started))
-    deadline = time.monotonic() + 60
-    while not started.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    time.sleep(0.3)
+    wait_for(started)
+    before = star_calls(cluster)
+    wait_until(lambda: star_calls(cluster) > before, 60, "calls of its steps")
     cluster["worker", 0].kill()
     cluster.start("worker", 0)  # creating a session needs all tasks
     assert cluster["worker", 1].call(steps.run_steps, cluster.target("worker", 1), 5, 1) == 5
-    deadline = time.monotonic() + 60
-    while any(counters(cluster["ps", i])["requests_unanswered"] for i in range(2)):
-        assert time.monotonic() < deadline, "a call of a dead worker is still there"
-        time.sleep(0.1)
+    wait_until(lambda: not any(counters(cluster["ps", i])["requests_unanswered"] for i in range(2)), 60, "the end of the calls of a dead worker")
 
 
 def failing_steps(target, count):
@@ -213,10 +209,7 @@ def test_steps_that_fail_leave_nothing_on_the_server(fresh_cluster, protocol):
     cluster = fresh_cluster((("ps", 1), ("worker", 1)), protocol=protocol)
     server = cluster["ps", 0]
     assert worker_call(cluster, failing_steps, 5) == ["InvalidArgumentError"]
-    deadline = time.monotonic() + 30
-    while counters(server)["star_slots"]:
-        assert time.monotonic() < deadline, "values of failed steps are kept"
-        time.sleep(0.1)
+    wait_until(lambda: not counters(server)["star_slots"], 60, "the end of the values of failed steps")
     assert counters(server)["star_calls"] >= 2 + 5
 
 
@@ -257,16 +250,19 @@ def close_full_queue(target):
         with one().device(PS0):
             queue = tf.queue.FIFOQueue(1, tf.float32, (), shared_name="closed_while_full")
             variable = one().get_variable("beside", initializer=0.0)
-            fill = queue.enqueue(1.0)
+            fill, come = queue.enqueue(1.0), tf.queue.FIFOQueue(1, tf.float32, (), shared_name="come")
+            with tf.control_dependencies([come.enqueue(1.0)]):
+                again = queue.enqueue(1.0)
+            others = come.size()
             size, close, update = queue.size(), queue.close(), variable.assign_add(1.0)
             with tf.control_dependencies([update]):
                 taken = queue.dequeue()
         with one().Session(target, config=session_config()) as sess:
             sess.run(variable.initializer)
             sess.run(fill)
-            waiting = threading.Thread(target=sess.run, args=(fill,))
+            waiting = threading.Thread(target=sess.run, args=(again,))
             waiting.start()
-            time.sleep(1)
+            wait_until(lambda: sess.run(others), 60, "somebody puts an element in")
             result = sess.run([taken, close], options=one().RunOptions(timeout_in_ms=20000))[0]
             waiting.join()
             return float(result), int(sess.run(size))

@@ -6,7 +6,6 @@ test_functions.py compares the results of ordinary training over every protocol;
 import gc
 import os
 import re
-import time
 
 import pytest
 
@@ -288,17 +287,18 @@ def test_errors_name_the_server_and_the_call(chiefs):
 def wait_in_a_call():
     """A function whose part on ps 0 waits for a value of ps 1 that does not come, before the first call can be made."""
     with state["strategy"].scope(), tf.device(PS[1]):
-        queue = state["queue"] = tf.queue.FIFOQueue(10, tf.float32, ())
+        queue, come = state["queue"], state["come"] = [tf.queue.FIFOQueue(10, tf.float32, ()) for _ in range(2)]
     v = state["v"] = variable(1.0, where=0)
 
     @tf.function
     def take():
-        with tf.device(PS[1]):
+        with tf.device(PS[1]), tf.control_dependencies([come.enqueue(1.0)]):
             value = queue.dequeue()
         v.assign_add(value)
 
     state["take"] = take
     state["coordinator"].schedule(take)
+    wait_until(lambda: int(come.size()), 60, "it waits")
 
 
 def join():
@@ -329,7 +329,6 @@ def test_cancelled_functions_end(chiefs, within):
     cluster = chiefs.cluster("star_server", PAIR)
     chief = cluster["chief", 0]
     chief.call(wait_in_a_call)
-    time.sleep(0.5)
     with within(30):
         assert "told so" in chief.call(fail_another)
     # As in test_eager_calls.py: nothing orders the worker's giving up and the chief's element.

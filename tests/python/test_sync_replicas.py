@@ -9,8 +9,10 @@ import time
 
 import pytest
 
-from cluster import TaskDied, one, tf
+from cluster import TaskDied, is_stock, one, tf
 from compared import OURS
+from metrics import counters
+from waiting import wait_until
 
 pytestmark = pytest.mark.ours
 
@@ -123,19 +125,22 @@ def train_and_kill(cluster, aggregate, workers, folder):
     if aggregate < workers:
         training.goes_on(*range(last))
     else:
-        time.sleep(0.5)  # others may wait for it, or still have tokens
+        time.sleep(0.2)  # the fault: others may wait for it, or still have tokens
     training.back(last)
     training.goes_on(*everyone)
 
     training.kill(0)
-    time.sleep(0.3)
+    time.sleep(0.2)  # the fault: nobody looks after the tokens
     training.back(0)
     training.goes_on(*everyone)
 
     for task in everyone:
         training.kill(task)
     cluster.start("worker", 0)
-    time.sleep(0.5)  # lets the dead workers' requests end
+    if is_stock(cluster.protocol):
+        time.sleep(0.5)  # lets the dead workers' requests end; stock gRPC does not count them
+    else:
+        wait_until(lambda: not any(counters(cluster["ps", i])["requests_unanswered"] for i in range(2)), PROGRESS, "the end of the dead workers' requests")
     number, dense, table = cluster["worker", 0].call(read, cluster.target("worker", 0))
     kills = 2 + workers
     assert number >= 20

@@ -3,13 +3,13 @@
 import glob
 import json
 import os
-import time
 
 import pytest
 
 import steps
 from cluster import RemoteError, free_port, is_stock, load, one, tf, worker_call
 from training_job import OPTIMIZERS, batch, regression, setter, synchronous, train, wait_for_checkpoint
+from waiting import wait_until
 
 
 @pytest.mark.star
@@ -189,14 +189,21 @@ def test_remote_call(cluster, stock):
     assert results[0] == results[1]
 
 
+def waiting_consumers():
+    """Has an element for each step of the consumer that waits, or has waited."""
+    return tf.queue.FIFOQueue(100, [tf.int32], [()], shared_name="waiting_consumers")
+
+
 def producer(target, count):
     with tf.Graph().as_default():
         with tf.device("/job:ps/task:0"):
-            queue = tf.queue.FIFOQueue(3, [tf.int32], [()], shared_name="between")
+            queue, come = tf.queue.FIFOQueue(3, [tf.int32], [()], shared_name="between"), waiting_consumers()
+            waits = come.size()
         with tf.device("/job:worker/task:1"):
             value = one().placeholder(tf.int32, ())
             put = queue.enqueue(value * 1)
         with one().Session(target) as sess:
+            wait_until(lambda: sess.run(waits), 60, "the consumer waits")
             for i in range(count):
                 sess.run(put, {value: i})
             sess.run(queue.close())
@@ -206,7 +213,8 @@ def consumer(target):
     with tf.Graph().as_default():
         with tf.device("/job:ps/task:0"):
             queue = tf.queue.FIFOQueue(3, [tf.int32], [()], shared_name="between")
-            item = queue.dequeue()
+            with tf.control_dependencies([waiting_consumers().enqueue(0)]):
+                item = queue.dequeue()
         with tf.device("/job:worker/task:0"):
             got = item + 0
         out = []
@@ -222,7 +230,6 @@ def consumer(target):
 def test_queue_between_workers(cluster):
     """Steps that block on the ps until another worker's step runs."""
     cluster["worker", 0].begin(consumer, cluster.target("worker", 0))
-    time.sleep(0.3)
     cluster["worker", 1].call(producer, cluster.target("worker", 1), 50)
     assert cluster["worker", 0].result(30) == list(range(50))
 
