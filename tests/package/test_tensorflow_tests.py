@@ -7,6 +7,21 @@ from pathlib import Path
 
 RUNNER = Path(__file__).resolve().parents[1] / "tensorflow" / "run.py"
 
+# The runner with a clock that goes on as usual, and by 400 s more each time that it is asked while a test hangs.
+CLOCK = """
+import pathlib, runpy, sys, time
+real, folder, more = time.monotonic, pathlib.Path(sys.argv[1]), 0
+
+def monotonic():
+    global more
+    more += 400 * sum(pathlib.Path("/proc", file.name).exists() for file in folder.iterdir())
+    return real() + more
+
+time.monotonic = monotonic
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+PATIENCE = 1000
 # T.crash and T.hang behave only over grpc; T.broken never.
 TESTS = """
 import os, sys, time
@@ -16,7 +31,8 @@ for name in sys.argv[1:] or ["T.good", "T.crash", "T.hang", "T.broken", "T.last"
         if name == "T.crash":
             os._exit(3)
         if name == "T.hang":
-            time.sleep(60)
+            open(f"{os.environ['HANGING']}/{os.getpid()}", "w").close()
+            time.sleep(1000)
     print(f"[  FAILED  ] {name}" if name == "T.broken" else f"[       OK ] {name}", flush=True)
 """
 
@@ -28,9 +44,10 @@ def run(tmp_path, protocol):
     folder.mkdir(parents=True)
     (folder / "some_test.py").write_text(TESTS)
     words = ["--source", tmp_path / "source", "--out", tmp_path / "out", "--only", "some/some_test"]
-    words += ["--protocols", protocol, "--patience", "3"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, RUNNER, *map(str, words)]
+    words += ["--protocols", protocol, "--patience", str(PATIENCE)]
+    (tmp_path / "hanging").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "HANGING": str(tmp_path / "hanging")}
+    command = [sys.executable, "-c", CLOCK, tmp_path / "hanging", RUNNER, *map(str, words)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     return result.returncode, result.stdout + result.stderr
 
