@@ -6,10 +6,10 @@ use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::harness::*;
-use crate::{PS, count, http, pair, pattern, roads};
+use crate::{PS, WORKER, count, http, pair, pattern, roads};
 use starwire_net::transport::descriptors;
 
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
@@ -196,52 +196,62 @@ fn number(engine: &Engine, name: &str) -> u64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Stops one side of a pair while a call waits; returns the time until the other side knew.
-fn orderly_stop(env: &[(&str, &str)], worker_first: bool) -> Duration {
-    let (mut ps, mut worker) = pair(env);
+/// Makes a call that has no reply, and closes nothing when it hears GOODBYE.
+fn silent_caller(number: u32, to: &Task) -> TcpStream {
+    let mut silent = connect(to);
+    let name = format!("/job:worker/replica:0/task:{number}");
+    silent.write_all(&hello_as(&name, "grpc++", 0, &[])).unwrap();
+    assert_eq!(heard(&mut silent).unwrap()[0], WELCOME);
+    silent.write_all(&block(1, &frame(CALL, NEVER, 1, &[0], &[]))).unwrap();
+    silent
+}
+
+/// Stops one side of a pair while a request waits. Peers that take GOODBYE and close nothing show how long a timeout
+/// takes: all connections begin to end at once, and that of the pair must not be one of those that wait for it.
+fn orderly_stop(env: &[(&str, &str)], worker_first: bool) {
+    const STEP: i64 = 42;
+    const SILENT: u32 = 8;
+    let one_thread = [env, &[("STARWIRE_REACTORS", "1")]].concat();
+    let open = [&one_thread[..], &[ANY_WAY]].concat();
+    let (ps_env, worker_env) = if worker_first { (&one_thread, &open) } else { (&open, &one_thread) };
+    let (mut ps, mut worker) = (Task::start(PS, ps_env), Task::start(WORKER, worker_env));
+    worker.knows(PS, &ps);
+    let stopping = if worker_first { &worker } else { &ps };
+    // They come first, and so do their timeouts.
+    let silent: Vec<_> = (1..=SILENT).map(|number| silent_caller(number, stopping)).collect();
+    eventually("arrival", || stopping.seen.never.lock().unwrap().len() == silent.len());
     let channel = worker.channel(PS);
     assert_eq!(call(&channel, ECHO, b"", None).code, 0);
-    let (_, waiter) = call_with(&channel, NEVER, b"", None, &Options::default());
-    eventually("arrival", || ps.seen.never.lock().unwrap().len() == 1);
+    let before = ps.seen.never.lock().unwrap().len();
+    let (_, waiter) = recv(&channel, STEP, "never;0", 0, 0);
+    eventually("arrival", || ps.seen.never.lock().unwrap().len() == before + 1);
     let engines = [ps.engine().clone(), worker.engine().clone()];
-    let begin = Instant::now();
     if worker_first {
         worker.stop();
         eventually("the peer is gone", || number(&engines[0], "starwire_connections_in") == 0);
+        let end = waiter.wait();
+        assert!(end.code == 14 && end.message.contains("the server was stopped"), "{end:?}");
+        let cut_off = worker.seen.cut_off.lock().unwrap();
+        assert!(cut_off.iter().all(|(_, turn)| *turn > waiter.turn()), "{cut_off:?}, then {}", waiter.turn());
     } else {
         ps.stop();
         eventually("the peer is gone", || number(&engines[1], "starwire_connections_out") == 0);
         let end = waiter.wait();
         assert!(end.code == 14 && end.message.contains(PS), "{end:?}");
         assert!(end.message.contains("the server was stopped"), "{end:?}");
+        let cut_off = ps.seen.cut_off.lock().unwrap();
+        assert_eq!(cut_off.first().map(|(tag, _)| *tag), Some(STEP), "{cut_off:?}");
     }
-    let took = begin.elapsed();
     for engine in &engines {
         assert_eq!(number(engine, "starwire_losses_total"), 0, "{env:?}");
     }
-    took
-}
-
-/// Stops a server whose peer takes GOODBYE and closes nothing; returns the time that it takes.
-fn stop_beside_a_silent_peer(env: &[(&str, &str)]) -> Duration {
-    let mut ps = Task::start(PS, &[env, &[ANY_WAY]].concat());
-    let mut silent = connect(&ps);
-    silent.write_all(&hello(0, &[])).unwrap();
-    assert_eq!(heard(&mut silent).unwrap()[0], WELCOME);
-    eventually("the peer is there", || count(&ps, "starwire_connections_in") == 1);
-    let begin = Instant::now();
-    ps.stop();
-    begin.elapsed()
 }
 
 #[test]
 fn an_orderly_stop_is_no_loss() {
     for env in roads() {
-        // Neither side waits for a timeout, as the control does. If a busy machine holds one up, then not each time.
-        let control = stop_beside_a_silent_peer(&env);
         for worker_first in [false, true] {
-            let quick = (0..3).any(|_| orderly_stop(&env, worker_first) < control);
-            assert!(quick, "never in less than {control:?}, as beside a silent peer, in {env:?}");
+            orderly_stop(&env, worker_first);
         }
     }
 }

@@ -38,6 +38,8 @@ pub type Channel = starwire_engine::Channel<Echo>;
 pub struct Seen {
     pub lines: Mutex<Vec<String>>,
     pub cancels: Mutex<Vec<(u16, i64, bool)>>,
+    /// Tags of requests that had no reply when the connection ended, each with its [`turn`].
+    pub cut_off: Mutex<Vec<(i64, u64)>>,
     pub keys_alive: AtomicU64,
     pub never: Mutex<Vec<Ticket>>,
     pub released: Arc<AtomicU64>,
@@ -129,6 +131,9 @@ impl Host for Echo {
     }
 
     fn cancelled(&self, _ticket: Ticket, method: u16, tag: i64, peer_gone: bool) {
+        if peer_gone {
+            self.0.cut_off.lock().unwrap().push((tag, turn()));
+        }
         self.0.cancels.lock().unwrap().push((method, tag, peer_gone));
     }
 
@@ -265,6 +270,12 @@ impl Drop for Task {
     }
 }
 
+/// Numbers events of all tasks of this process in their order.
+fn turn() -> u64 {
+    static TURNS: AtomicU64 = AtomicU64::new(0);
+    TURNS.fetch_add(1, Ordering::Relaxed)
+}
+
 /// A port that nobody listens on, and that no other call has returned. The kernel gives it to no connection, and to no
 /// test beside this one that asks for port 0.
 pub fn free_port() -> u16 {
@@ -302,6 +313,8 @@ pub struct End {
 pub struct Waiter {
     end: Mutex<Option<End>>,
     changed: Condvar,
+    /// The [`turn`] of its end.
+    turn: AtomicU64,
 }
 
 /// An outgoing request that its test waits for.
@@ -324,6 +337,11 @@ impl Waiter {
     pub fn is_done(&self) -> bool {
         self.end.lock().unwrap().is_some()
     }
+
+    /// After [`Self::wait`].
+    pub fn turn(&self) -> u64 {
+        self.turn.load(Ordering::Relaxed)
+    }
 }
 
 impl Op for Request {
@@ -343,6 +361,7 @@ impl Op for Request {
         let end = End { code, message: message.into(), meta: meta.to_vec(), from_peer, parts: buffers.into_owned() };
         let mut place = self.waiter.end.lock().unwrap();
         assert!(place.is_none(), "a call ends once");
+        self.waiter.turn.store(turn(), Ordering::Relaxed);
         *place = Some(end);
         self.waiter.changed.notify_all();
     }
