@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use starwire_engine::config::{Identity, MapEnv};
@@ -276,19 +278,35 @@ fn turn() -> u64 {
     TURNS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A port that nobody listens on, and that no other call has returned. The kernel gives it to no connection, and to no
-/// test beside this one that asks for port 0.
+/// A port that nobody listens on. The kernel gives it to no connection, and to no test beside this one that asks for
+/// port 0.
+///
+/// A server binds its port some time after it was chosen, so each process has ports of its own: it holds an abstract
+/// unix socket, which exists once per network namespace like the ports. `tests/python/own_ports.py` does the same with
+/// ports from 10,000 on. In odd thousands are ports at an offset from one of these, which nobody draws.
 pub fn free_port() -> u16 {
-    const PORTS: std::ops::Range<u32> = 2048..10_000;
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        // Tests that run beside each other begin at different places.
-        let at = std::process::id().wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = (PORTS.start + at % PORTS.len() as u32) as u16;
+    const SHARES: u16 = 64;
+    static OWN: OnceLock<(UnixListener, Vec<u16>)> = OnceLock::new();
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let (_lock, ports) = OWN.get_or_init(|| {
+        let begin = std::process::id() as u16 % SHARES;
+        let take = |number: u16| {
+            let share = (begin + number) % SHARES;
+            let name = SocketAddr::from_abstract_name(format!("starwire-rust-test-ports-{share}")).unwrap();
+            let is_own = |port: &u16| port / 1000 % 2 == 0 && port % SHARES == share;
+            UnixListener::bind_addr(&name).ok().map(|lock| (lock, (2048..10_000).filter(is_own).collect()))
+        };
+        (0..SHARES).find_map(take).expect("fewer processes of tests than shares of ports")
+    });
+    for _ in 0..ports.len() {
+        // The next process with this share begins at another place.
+        let at = (std::process::id() as usize).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = ports[at % ports.len()];
         if TcpListener::bind(("0.0.0.0", port)).is_ok() {
             return port;
         }
     }
+    panic!("none of {ports:?} is free");
 }
 
 /// The sockets with the name of a task's unix socket: the listener, and a connection for each peer.
