@@ -38,6 +38,8 @@ pub struct Seen {
     pub lost: AtomicU64,
     /// The session "two" was deleted, and the engine has not been told.
     pub two_is_gone: AtomicBool,
+    /// Questions whether the sessions "one" and "two" are still there.
+    pub asked: [AtomicU64; 2],
 }
 
 pub struct Alive(Arc<AtomicUsize>);
@@ -80,6 +82,9 @@ impl StarHost for Kernels {
     }
 
     fn is_isolated(&self, session: &[u8]) -> Result<bool, StarFailure> {
+        for (name, asked) in [b"one", b"two"].into_iter().zip(&self.0.asked) {
+            asked.fetch_add(u64::from(session == name), Ordering::Relaxed);
+        }
         match session {
             b"two" if self.0.two_is_gone.load(Ordering::Relaxed) => {
                 Err(StarFailure::new(code::ABORTED, "it was deleted"))

@@ -395,7 +395,7 @@ fn a_peer_that_breaks_the_protocol_is_told_why() {
             peer.set_read_timeout(Some(PATIENCE)).unwrap();
             peer.set_write_timeout(Some(PATIENCE)).unwrap();
             peer.write_all(&of_another_version(then)).unwrap();
-            // Wait long enough for a reset to arrive.
+            // The reason must still be there when a reset would have come, so this waits for what must not happen.
             std::thread::sleep(Duration::from_millis(50));
             let mut heard = Vec::new();
             let ended = peer.read_to_end(&mut heard);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{Channel, ECHO, PATIENCE, Task, call, recv};
+use crate::harness::{self, Channel, ECHO, PATIENCE, Task, call, recv};
 
 const SERVER: &str = "/job:starctl/replica:0/task:0";
 const CLIENT: &str = "/job:starctl/replica:0/task:1";
@@ -33,11 +33,11 @@ fn eventually(of: &Task, name: &str, expected: i64) {
     }
 }
 
-fn traffic(channel: &Channel) {
+fn traffic(client: &Task, channel: &Channel) {
     for _ in 0..CALLS {
-        // Long enough for the reactors to go to sleep.
-        std::thread::sleep(Duration::from_millis(20));
+        let before = number(client, "starwire_sleeps_total");
         assert_eq!(call(channel, ECHO, b"", None).code, 0);
+        harness::eventually("the reactor goes to sleep", || number(client, "starwire_sleeps_total") > before);
     }
     for (count, size) in [SMALL, LARGE] {
         for step in 0..STEPS {
@@ -55,7 +55,7 @@ fn both_sides_count_the_same_traffic_and_large_tensors_are_never_copied() {
     for unix in ["off", "auto"] {
         let (server, client) = (start(SERVER, unix), start(CLIENT, unix));
         client.knows(SERVER, &server);
-        traffic(&client.channel(SERVER));
+        traffic(&client, &client.channel(SERVER));
 
         let tensors = STEPS * (SMALL.0 + LARGE.0) as i64;
         let small = STEPS * (SMALL.0 * SMALL.1) as i64;

@@ -559,6 +559,8 @@ fn calls_run_while_a_flush_waits_for_one_that_does_not_end() {
     let mut slow = Wire::to(&pair.ps);
     slow.call("hold, then update", 1, 0);
     eventually("it runs", || kernels.runs.load(Relaxed) == 1);
+    eventually("a flush that waits for it", || kernels.begun.load(Relaxed) > kernels.copied.load(Relaxed));
+    // The flush tries again every second, for longer each time, and nothing tells of it.
     for number in 0..30 {
         assert_eq!(table(&pair.call(&head("one", "update", number), "goes on")), "goes on");
         assert_eq!(table(&pair.call(&head("one", "read", number), "reads")), "reads");
@@ -708,18 +710,22 @@ fn a_session_that_rests_keeps_its_state_until_it_is_deleted() {
     }
     pair.register("one", "echo");
     pair.call(&keeping("one", "echo", 11, &[5]), "kept");
-    let rest = || std::thread::sleep(Duration::from_millis(5_200));
-    rest();
-    // The server looks around while another session calls.
-    assert_eq!(table(&pair.call(&head("two", "echo with state", 2), "x")), "x");
-    std::thread::sleep(Duration::from_millis(100));
+    let kernels = &pair.ps.seen.kernels;
+    // The server looks around while another session calls, and asks about those that rest.
+    let rests = |session: usize, busy: &str, step: i64| {
+        let before = kernels.asked[session].load(Relaxed);
+        eventually("the session is asked about", || {
+            assert_eq!(table(&pair.call(&head(busy, "echo with state", step), "x")), "x");
+            kernels.asked[session].load(Relaxed) > before
+        });
+    };
+    rests(0, "two", 2);
     assert_eq!(table(&pair.call(&head("one", "echo with state", 2), "x")), "x");
     // So does a step that rests between two calls.
     assert_eq!(table(&pair.call(&head("one", "echo", 11), "slot 5")), "kept");
     pair.has("plans", 3.0);
-    pair.ps.seen.kernels.two_is_gone.store(true, Relaxed);
-    rest();
-    assert_eq!(table(&pair.call(&head("one", "echo with state", 3), "x")), "x");
+    kernels.two_is_gone.store(true, Relaxed);
+    rests(1, "one", 3);
     pair.has("plans", 2.0);
     pair.has("slots", 1.0);
 }
