@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use starwire_net::reactor::driver::Driver;
 use starwire_net::reactor::epoll::EpollDriver;
@@ -96,9 +95,8 @@ fn many_producers_and_a_consumer_that_sleeps() {
             seen += 1;
         }
         if seen < PRODUCERS * EACH && receiver.prepare_sleep() {
-            let before = Instant::now();
-            driver.wait(Some(Duration::from_secs(20)), &mut out).unwrap();
-            assert!(before.elapsed() < Duration::from_secs(15), "a wake-up was lost");
+            // Does not end if a wake-up is lost.
+            driver.wait(None, &mut out).unwrap();
             receiver.awake();
         }
     }

@@ -49,9 +49,10 @@ pub fn close_ends_a_send_in_flight(mut rig: Rig) {
 
 pub fn close_reports_nothing_else(mut rig: Rig) {
     let (client, server) = rig.tcp_pair();
-    let mut buffer = [0; 4];
+    let (mut buffer, mut first) = ([0; 4], [0]);
     rig.send(client, b"data").unwrap();
-    std::thread::sleep(Duration::from_millis(10));
+    // The rest has arrived with it.
+    assert_eq!(rig.recv(server, &mut first).unwrap(), 1);
     rig.start_recv(server, &mut buffer);
     rig.start_send(server, b"more");
     rig.driver.close(server);
@@ -69,12 +70,11 @@ pub fn another_thread_wakes_a_wait(mut rig: Rig) {
     let fd = rig.driver.wake_fd();
     for _ in 0..20 {
         let waker = std::thread::spawn(move || {
+            // The wait has begun, most times. If it has not, the wake-up counts as well.
             std::thread::sleep(Duration::from_millis(5));
             wake(fd);
         });
-        let start = Instant::now();
-        rig.driver.wait(Some(PATIENCE), &mut rig.pending).unwrap();
-        assert!(start.elapsed() < PATIENCE / 2);
+        rig.driver.wait(None, &mut rig.pending).unwrap();
         waker.join().unwrap();
     }
     rig.quiet(Duration::from_millis(20));
@@ -83,9 +83,7 @@ pub fn another_thread_wakes_a_wait(mut rig: Rig) {
 pub fn a_wake_up_before_the_wait_counts(mut rig: Rig) {
     for times in [1, 2, 3] {
         (0..times).for_each(|_| wake(rig.driver.wake_fd()));
-        let start = Instant::now();
-        rig.driver.wait(Some(PATIENCE), &mut rig.pending).unwrap();
-        assert!(start.elapsed() < PATIENCE / 2);
+        rig.driver.wait(None, &mut rig.pending).unwrap();
     }
     // But the wake-up does not persist.
     rig.driver.wait(Some(Duration::ZERO), &mut rig.pending).unwrap();
@@ -100,6 +98,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 pub fn timeouts_are_kept(mut rig: Rig) {
+    const SHORTEST: Duration = Duration::from_micros(200);
     // Never early; and not much later than threads that sleep so long beside it, whatever else this machine does.
     for micros in [0, 200, 1500, 20_000] {
         let timeout = Duration::from_micros(micros);
@@ -109,13 +108,13 @@ pub fn timeouts_are_kept(mut rig: Rig) {
             rig.driver.wait(Some(timeout), &mut rig.pending).unwrap();
             waits.push(start.elapsed());
             let start = Instant::now();
-            std::thread::sleep(timeout);
+            std::thread::sleep(timeout.max(SHORTEST));
             sleeps.push(start.elapsed());
         }
         assert!(waits.iter().all(|took| *took >= timeout), "{waits:?} of {timeout:?}");
-        // A busy machine is late by milliseconds, a wrong unit by a factor of a thousand.
+        // A wrong unit is late by a factor of a thousand, and a driver that counts milliseconds by one of five.
         let latest = sleeps.iter().max().copied().unwrap_or_default();
-        let most = 2 * latest.max(timeout) + Duration::from_millis(20);
+        let most = 50 * latest;
         assert!(median(waits.clone()) < most, "{waits:?} for {timeout:?}: more than {most:?}");
     }
     assert!(rig.pending.is_empty());
