@@ -387,12 +387,19 @@ fn a_server_that_starts_waits_for_readers() {
     let folder = Folder::new();
     drop(folder.open().unwrap());
     let snapshot = Snapshot::open(&folder.0).unwrap();
-    let reader = std::thread::spawn(move || {
-        std::thread::sleep(std::time::Duration::from_millis(200));
+    let (begins, begun) = std::sync::mpsc::channel();
+    std::thread::scope(|threads| {
+        let server = threads.spawn(|| {
+            begins.send(()).unwrap();
+            state_of(&folder.open().unwrap())
+        });
+        begun.recv().unwrap();
+        // It must not start, so this waits for what does not happen.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!server.is_finished(), "it starts beside a reader");
         drop(snapshot);
+        assert_eq!(server.join().unwrap(), Model::default());
     });
-    assert_eq!(state_of(&folder.open().unwrap()), Model::default());
-    reader.join().unwrap();
 }
 
 #[test]
