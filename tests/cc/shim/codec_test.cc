@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -397,13 +396,11 @@ TEST(Codec, MoreMemoryThanTheMachineHasEndsInResourceExhausted) {
   void* bufs[1];
   const auto doubles = Meta(tensorflow::DT_DOUBLE, TensorEncoding::kRaw, {elements}, lens[0]);
   const auto strings = Meta(tensorflow::DT_STRING, TensorEncoding::kStrings, {elements}, lens[0]);
-  const auto start = std::chrono::steady_clock::now();
   for (const auto& meta : {doubles, strings}) {
     TensorReceiver receiver;
     const Status status = receiver.Prepare({meta.data(), meta.size()}, 1, lens, Host(), bufs);
     EXPECT_EQ(StatusNumber(status), 8) << StatusMessage(status);
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5)) << "a reactor would have been held up";
 }
 
 TEST(HostileMeta, EveryFieldIsChecked) {

@@ -122,7 +122,7 @@ TEST_F(RendezvousEndTest, SenderThatStopsEndsItsReceivers) {
   const int64_t references = to->RefCount();
   std::vector<Received> received(100);
   for (int i = 0; i < 100; ++i) to->RecvAsync(Key("n" + std::to_string(i)), Rendezvous::Args(), received[i].Callback());
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  ASSERT_TRUE(Eventually([&] { return ps_->EngineMetric("requests_unanswered") == 100; }));
   ps_->engine->Stop();
   for (auto& each : received) {
     ASSERT_TRUE(each.Wait());

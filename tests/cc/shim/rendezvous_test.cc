@@ -1,10 +1,8 @@
 // Two tasks in one process, each with TensorFlow's devices and sessions, exchange tensors over real connections.
 #include "cc/rendezvous/rendezvous.h"
 
-#include <chrono>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tensorflow/core/framework/control_flow.h"
@@ -54,7 +52,7 @@ TEST_F(RendezvousTest, RequestBeforeTheStepIsKnownThere) {
   auto* to = worker_->Step(2);
   Received received;
   to->RecvAsync(Key("x"), Rendezvous::Args(), received.Callback());
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  ASSERT_TRUE(Eventually([&] { return ps_->EngineMetric("requests_unanswered") == 1; }));
   auto* from = ps_->Step(2);
   ASSERT_TRUE(from->Send(Key("x"), Rendezvous::Args(), Floats(5, 1), false).ok());
   ASSERT_TRUE(received.Wait());
@@ -82,7 +80,7 @@ TEST_F(RendezvousTest, SeveralTensorsAtOnce) {
   static_cast<RemoteRendezvous*>(to)->FuseRecvFromRemoteAsync(keys, Rendezvous::Args(), done);
   ASSERT_TRUE(from->Send(keys[2], Rendezvous::Args(), Floats(1000, 2), false).ok());
   ASSERT_TRUE(from->Send(keys[1], Rendezvous::Args(), Tensor(), true).ok());
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  ASSERT_TRUE(Eventually([&] { return worker_->EngineMetric("replies_received_total") == 2; }));
   EXPECT_EQ(last.times, 0);
   ASSERT_TRUE(from->Send(keys[0], Rendezvous::Args(), Floats(5, 1), false).ok());
   ASSERT_TRUE(last.Wait());

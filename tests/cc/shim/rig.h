@@ -122,6 +122,15 @@ class EngineTask {
     env.compute_pool = &pool;
   }
   uint64_t incarnation() const { return devices->ListDevices()[0]->attributes().incarnation(); }
+  // The value of the metric "starwire_" + name; -1: there is none.
+  double EngineMetric(const std::string& name) const {
+    const sw_string text = sw_engine_metrics(engine->handle());
+    const std::string all(reinterpret_cast<const char*>(text.data), text.len);
+    sw_string_free(text);
+    const size_t at = all.find("\nstarwire_" + name + "{");
+    if (at == std::string::npos) return -1;
+    return std::stod(all.substr(all.find("} ", at) + 2));
+  }
 
   const std::string name;
   tensorflow::thread::ThreadPool pool;

@@ -201,14 +201,7 @@ class Task : public EngineTask {
     const Status status = sessions->CreateSession(handle, tensorflow::ServerDef(), isolated);
     EXPECT_TRUE(status.ok()) << status;
   }
-  double Metric(const std::string& metric) const {
-    const sw_string text = sw_engine_metrics(engine->handle());
-    const std::string all(reinterpret_cast<const char*>(text.data), text.len);
-    sw_string_free(text);
-    const size_t at = all.find("\nstarwire_star_" + metric + "{");
-    if (at == std::string::npos) return -1;
-    return std::stod(all.substr(all.find("} ", at) + 2));
-  }
+  double Metric(const std::string& metric) const { return EngineMetric("star_" + metric); }
   // Waits until the metric has this value.
   void ExpectMetric(const std::string& metric, double value) const {
     const auto give_up = std::chrono::steady_clock::now() + kPatience;
