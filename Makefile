@@ -134,18 +134,19 @@ bench-executor: build #- Measure the executors' cost per kernel (1 min)
 
 # ---- check it
 
+# PYTEST_ARGS reaches pytest in each job that runs it: `-k NAME`, or `FILE::TEST` instead of the job's files.
 TESTS = VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" python3 scripts/test
 
 .PHONY: test
-test: ## Run the tests (11 min on fast cores, 28 on slow ones; ONLY="rust abi python/star": only these jobs); times go to target/test/times.json
+test: ## Run the tests (11 min on fast cores, 28 on slow ones; ONLY="rust abi python/star": only these jobs; PYTEST_ARGS="-k name": only these tests of them); times go to target/test/times.json
 	@$(TESTS) $(ONLY)
 
 .PHONY: test-deep
-test-deep: ## Run everything that `test` leaves out: variants, sanitizers, fuzzing, other TensorFlows (hours; SHARD=3/20: a twentieth of it)
-	@$(TESTS) --deep $(if $(SHARD),--shard $(SHARD)) $(ONLY)
+test-deep: ## Run variants, sanitizers address and undefined, fuzzing, other TensorFlows, RDMA (hours; SHARD=3/20: a twentieth; SEED=7: as a failed run)
+	@$(TESTS) --deep $(if $(SHARD),--shard $(SHARD)) $(if $(SEED),--seed $(SEED)) $(ONLY)
 
 .PHONY: test-flaky
-test-flaky: #- Repeat tests beside a load on all cores (N=20 ONLY="python/star")
+test-flaky: #- Repeat jobs beside a load on all cores (N=20 ONLY="python/star"; PYTEST_ARGS="-k name": only these tests of them)
 	@$(TESTS) --repeat $(or $(N),20) --load $(ONLY)
 
 .PHONY: test-frameworks
@@ -207,9 +208,9 @@ mutants: tools $(MUTANTS) #- Change the core in one place at a time, and see whe
 
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
-fuzz: build #- Fuzz the protocol, the parsers and the tensor decoders, FUZZ_SECONDS=60 each
-	@CARGO="$(CARGO)" scripts/fuzz $(FUZZ_SECONDS)
-	@$(CARGO) build --quiet --lib && $(MAKE) -f tests/cc/tests.mk fuzz FOLDER=$(FOLDER) FUZZ_SECONDS=$(FUZZ_SECONDS)
+fuzz: build #- Fuzz the protocol, the parsers and the tensor decoders, FUZZ_SECONDS=60 each (SEED=7: as a run that printed it)
+	@CARGO="$(CARGO)" SEED=$(SEED) scripts/fuzz $(FUZZ_SECONDS)
+	@$(CARGO) build --quiet --lib && $(MAKE) -f tests/cc/tests.mk fuzz FOLDER=$(FOLDER) FUZZ_SECONDS=$(FUZZ_SECONDS) SEED=$(SEED)
 
 .PHONY: fuzz-graphs
 fuzz-graphs: build #- Compare random graphs over grpc and every protocol, bit for bit, for FUZZ_SECONDS (default 300; ARGS="--seed 1 --seconds 3600 --protocols star_server")

@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules -j2
 CORE := target/debug/libstarwire.so
 GTEST := -lgtest -lgtest_main -lpthread
 # tests/runner/times.py reads it.
-GTEST_REPORT := $(if $(STARWIRE_TEST_TIMES),--gtest_output=json:$(STARWIRE_TEST_TIMES))
+GTEST_REPORT := $(if $(STARWIRE_TEST_TIMES),"--gtest_output=json:$$STARWIRE_TEST_TIMES")
 -include $(FOLDER)/flags.mk
 # The precompiled header of the library's build, if there is one, halves the time of a file.
 SHIM_PCH := $(if $(wildcard $(FOLDER)/pch/pch.h.gch),-include $(FOLDER)/pch/pch.h)
@@ -54,6 +54,7 @@ $(SHIM_TESTS): $(SHIM_OUT)/unit-%.o: $(SHIM_OUT)/unit-%.cc $(FOLDER)/flags.mk
 LINK_TF = -Wl,--no-as-needed $(SHIM_LINK) -Wl,--allow-shlib-undefined -lpthread
 DECODERS := $(patsubst fuzz/decoders/%.cc,$(SHIM_OUT)/decoders-%.o,$(wildcard fuzz/decoders/*.cc))
 DECODER_ROUNDS ?= 20000
+# The mutations of `decoders` are the same each time.
 
 .PHONY: decoders
 decoders: $(SHIM_OUT)/decoders
@@ -110,8 +111,9 @@ FINDINGS ?= target/fuzz/findings
 .PHONY: fuzz
 fuzz: $(FUZZED_OUT)/decoders
 	@mkdir -p $(FINDINGS)
-	LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" ASAN_OPTIONS=$(ASAN):handle_segv=0:handle_abort=0 \
-	  UBSAN_OPTIONS=print_stacktrace=1 $< seconds=$(FUZZ_SECONDS) seed=$$RANDOM findings=$(FINDINGS) fuzz/corpus/decoders
+	@seed=$(or $(SEED),$$RANDOM); echo "fuzz: decoders: SEED=$$seed"; \
+	  LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" ASAN_OPTIONS=$(ASAN):handle_segv=0:handle_abort=0 \
+	  UBSAN_OPTIONS=print_stacktrace=1 $< seconds=$(FUZZ_SECONDS) seed=$$seed findings=$(FINDINGS) fuzz/corpus/decoders
 
 # The objects of cc/ have this code once more; the first definition counts.
 $(FUZZED_OUT)/decoders: $(FUZZED_OBJECTS) $(FUZZED_OUT)/main.o $(SHIM_OBJECTS) $(CORE)

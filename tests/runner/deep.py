@@ -1,4 +1,4 @@
-"""The jobs of `make test-deep`: everything that `make test` leaves out. `--shard K/N` is one of N shares that take about as long."""
+"""The jobs of `make test-deep`: variants, sanitizers, fuzzing, other TensorFlows. `--shard K/N` is one of N shares that take about as long."""
 
 import shlex
 import sys
@@ -26,9 +26,9 @@ def jobs(s):
         "environment": {"STARWIRE_DEEP_TESTS": "1"}, "memory": 12 if "test_large" in path else 4, "limit": 1800,
         "expected": EXPECTED.get(f"{stage}/{Path(path).stem[len('test_'):]}", 50),
     }
-    fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed $RANDOM --seconds 300 --stop"
+    fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed {s.seed} --seconds 300 --stop"
     dying = "--protocols star_server+state,star_server_lite+sync --faults kill_server,move_server,full_disk"
-    histories = f"{s.library} && {s.python} tests/histories/run.py --seed $RANDOM --seconds 300"
+    histories = f"{s.library} && {s.python} tests/histories/run.py --seed {s.seed} --seconds 300"
     return [
         *(s.end_to_end("deep", path, "-m deep", **deep("deep", path)) for path in marked),
         s.swarm("deep/swarm", "-m deep", {"STARWIRE_DEEP_TESTS": "1"}),
@@ -38,18 +38,18 @@ def jobs(s):
         quick.Job("address", "scripts/sanitize address", needs=("tools",), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("undefined", "scripts/sanitize shim", needs=("plugin", "core"), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("long-rows", f"{s.cargo} test --package starwire-state --test store -- --ignored", needs=("core",), memory=6, expected=60),
-        quick.Job("fuzz-graphs", fuzz, needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
-        quick.Job("fuzz-kept", f"{s.library} && {s.python} tests/fuzz_graphs/kept.py --seed $RANDOM --seconds 300", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
-        quick.Job("fuzz-functions", f"{fuzz} --only functions", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320),
-        quick.Job("histories", histories, needs=("plugin", "packages"), cores=1, memory=6, limit=1800, expected=330),
+        quick.Job("fuzz-graphs", fuzz, needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320, seed=s.seed),
+        quick.Job("fuzz-kept", f"{s.library} && {s.python} tests/fuzz_graphs/kept.py --seed {s.seed} --seconds 300", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320, seed=s.seed),
+        quick.Job("fuzz-functions", f"{fuzz} --only functions", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320, seed=s.seed),
+        quick.Job("histories", histories, needs=("plugin", "packages"), cores=1, memory=6, limit=1800, expected=330, seed=s.seed),
         # Nothing but dying and moving servers that keep their state: no step may fail.
-        quick.Job("histories-state", f"{histories} {dying}", needs=("plugin", "packages"), cores=1, memory=6, limit=1800, expected=330),
+        quick.Job("histories-state", f"{histories} {dying}", needs=("plugin", "packages"), cores=1, memory=6, limit=1800, expected=330, seed=s.seed),
         s.fail_points(histories),
         quick.Job("proto", f"{s.make} proto && git diff --exit-code crates/engine/src/control/generated", needs=("tools",), expected=60),
-        quick.Job("simulate", f"STARWIRE_SIM_SEEDS=1000 {s.cargo} test --test sim every_seed && {s.make} simulate SECONDS=120", needs=("core",), limit=1800, expected=350),
+        quick.Job("simulate", f"STARWIRE_SIM_SEEDS=1000 {s.cargo} test --test sim every_seed && STARWIRE_SIM_SEED={s.seed << 20} {s.make} simulate SECONDS=120", needs=("core",), limit=1800, expected=350, seed=s.seed),
         # In a target folder of its own, which is built first.
         quick.Job("reverted", f"{s.python} tests/reverted/run.py", needs=("tools",), cores=2, memory=4, limit=2400, expected=300),
-        quick.Job("fuzz", f"{s.make} fuzz FUZZ_SECONDS=30", needs=("plugin", "packages"), cores=2, memory=6, limit=1800, expected=420),
+        quick.Job("fuzz", f"{s.make} fuzz FUZZ_SECONDS=30 SEED={s.seed}", needs=("plugin", "packages"), cores=2, memory=6, limit=1800, expected=420, seed=s.seed),
         quick.Job("rdma", "tests/rdma/run driver doctor kill engine", needs=("core",), memory=4, limit=2400, expected=300),
         quick.Job("rdma-train", "tests/rdma/run train", needs=("plugin", "packages"), memory=6, limit=2400, expected=400),
         *(quick.Job(f"matrix/{version}", f"scripts/matrix {version}", needs=("plugin",), cores=2, memory=5, limit=3600, expected=480) for version in OTHER_VERSIONS),

@@ -5,8 +5,10 @@ import shlex
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Optional
 
 ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_VERSION = "2.21.0"
 # Lets pytest find pytest_limits.py.
 PLUGIN = {"PYTHONPATH": str(ROOT / "tests" / "runner")}
 
@@ -18,6 +20,8 @@ class Job:
     name: str  # STAGE or STAGE/PART
     command: str
     needs: tuple = ()
+    # A job that must not run beside this one, which starts when that has ended, whether it passed or not.
+    after: str = ""
     cores: float = 1
     memory: float = 1
     # Seconds after which the job is ended: several times what it takes on a slow machine.
@@ -29,6 +33,8 @@ class Job:
     report: str = ""
     # A service runs until the others have ended; the others wait for this file, for `limit` seconds.
     ready_file: str = ""
+    # What its random tests begin with, if it has any.
+    seed: Optional[int] = None
 
     @property
     def work(self):
@@ -43,19 +49,30 @@ class Job:
 class Settings:
     """How to call the tools, from the environment that the Makefile sets."""
 
-    def __init__(self, socket):
+    def __init__(self, socket, seed=1):
         self.socket = socket  # of the shared zygote
+        self.seed = seed
         self.venv = os.environ.get("VENV") or ".venv"
-        version = os.environ.get("TF_VERSION") or "2.21.0"
+        version = os.environ.get("TF_VERSION") or DEFAULT_VERSION
         self.cargo = os.environ.get("CARGO") or "cargo"
         self.make = f"make -s VENV={shlex.quote(self.venv)} TF_VERSION={version}"
         self.python = shlex.quote(os.path.join(self.venv, "bin", "python"))
         self.arguments = os.environ.get("PYTEST_ARGS", "")
+        # What `make` was told, and must be told again.
+        told = {"TF_VERSION": version} if version != DEFAULT_VERSION else {}
+        if self.venv not in (".venv", f".venvs/{version}"):
+            told["VENV"] = self.venv
+        self.told = "".join(f" {name}={shlex.quote(value)}" for name, value in told.items())
         self.library = f'export STARWIRE_LIBRARY="$({self.make} print-plugin)"'
         self.has_nextest = shutil.which("cargo-nextest") is not None
 
+    def tests(self, path):
+        """Arguments of pytest: the tests of `path`, or those that PYTEST_ARGS names."""
+        # Names of tests in the records are relative to the root.
+        return f"--rootdir . {self.arguments}" if "::" in self.arguments else f"--rootdir . {path} {self.arguments}"
+
     def pytest(self, name, path, arguments="", **options):
-        command = f"{self.library} && {self.python} -m pytest -q -p no:cacheprovider -p pytest_limits {arguments} {path} {self.arguments}"
+        command = f"{self.library} && {self.python} -m pytest -q -p no:cacheprovider -p pytest_limits {arguments} {self.tests(path)}"
         options["environment"] = {**PLUGIN, **options.get("environment", {})}
         return Job(name, command, report="pytest", **{"needs": ("plugin", "packages"), "memory": 3, **options})
 
@@ -76,7 +93,7 @@ class Settings:
     def fail_points(self, histories):
         """A server is killed at each fail point in turn, then at random ones, in a library of its own."""
         library = f'library="$({self.make} fail-points)" && export STARWIRE_LIBRARY="$PWD/$library"'
-        job = self.pytest("fail-points", "tests/histories/fail_points.py", needs=("plugin", "core", "packages"), cores=2, memory=6, limit=2400, expected=600)
+        job = self.pytest("fail-points", "tests/histories/fail_points.py", needs=("plugin", "core", "packages"), cores=2, memory=6, limit=2400, expected=600, seed=self.seed)
         protocols = "--protocols star_server+state,star_server_lite+sync"
         job.command = f"{library} && {job.command.replace(self.library, 'true')} && {histories.replace(self.library, 'true')} {protocols}"
         return job
@@ -130,7 +147,7 @@ def quick(s):
         Job("rust-verbs", over_verbs, needs=("rust",), memory=2, expected=30, report=report, environment={"STARWIRE_TEST_TRANSPORT": "verbs"}),
         Job("abi", "make -f tests/cc/tests.mk abi", needs=("core",), memory=2, expected=40, report="gtest"),
         Job("shim", shim, needs=("core", "plugin"), memory=4, limit=1800, expected=240, report="gtest"),
-        Job("deploy", f"tests/deploy/run {shlex.quote(s.venv)}", needs=("packages",), expected=40, report="pytest", environment=PLUGIN),
+        Job("deploy", f"tests/deploy/run {shlex.quote(s.venv)} {s.tests('tests/deploy')}", needs=("packages",), expected=40, report="pytest", environment=PLUGIN),
         Job("examples", f"{s.library} && tests/runner/examples {s.python}", needs=("plugin", "packages"), memory=4, expected=100),
         s.pytest("runner", "tests/runner", needs=("packages",), memory=1),
         s.pytest("package", "tests/package", cores=0.5, expected=170, needs=("plugin", "packages", "zygote"), environment={"STARWIRE_TEST_ZYGOTE": s.socket}),

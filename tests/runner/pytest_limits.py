@@ -91,8 +91,10 @@ def pytest_runtest_protocol(item, nextitem):
     faulthandler.cancel_dump_traceback_later()
     signal.setitimer(signal.ITIMER_REAL, 0)
     if PATH:
+        # What another process has waited for, or adopted, takes its time out of the sum: then the test's own time is not known, but not negative.
+        spent = max(0.0, _cpu() - cpu)
         record = {
-            "file": item.nodeid.split("::")[0], "test": item.nodeid.split("::", 1)[-1], "wall": round(time.monotonic() - started, 3), "cpu": round(_cpu() - cpu, 3),
+            "file": item.nodeid.split("::")[0], "test": item.nodeid.split("::", 1)[-1], "wall": round(time.monotonic() - started, 3), "cpu": round(spent, 3),
             "waited": {kind: round(seconds, 3) for kind, seconds in waits.seconds.items()}, "verdict": item._starwire_verdict,
         }
         with open(PATH, "a") as out:

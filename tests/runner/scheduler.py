@@ -97,15 +97,17 @@ class Scheduler:
         self.jobs, self.folder, self.report = list(jobs), folder, report
         self.cores, self.memory = float(cores()), memory()
         self.running, self.done, self.services = [], {}, []
-        self.ready_since = {}
+        self.ready_since, self.ranks = {}, {}
 
     def _rank(self, job):
         """Expected work of the chain of jobs that begins with this one and has most: small jobs fill the gaps, so they come last."""
-        after = [other for other in self.jobs if job.name in other.needs]
-        return job.work + max(map(self._rank, after), default=0)
+        if job.name not in self.ranks:
+            after = [other for other in self.jobs if job.name in (*other.needs, other.after)]
+            self.ranks[job.name] = job.work + max(map(self._rank, after), default=0)
+        return self.ranks[job.name]
 
     def _ready(self, job):
-        return all(self.done.get(name) == "passed" for name in job.needs)
+        return all(self.done.get(name) == "passed" for name in job.needs) and (not job.after or job.after in self.done)
 
     def _fits(self, job):
         cores, memory = (sum(getattr(run.job, what) for run in self.running) for what in ("cores", "memory"))

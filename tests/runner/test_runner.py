@@ -1,8 +1,13 @@
 """The runner itself: limits end what hangs and name it, failures reach what needs them, and shares leave nothing out."""
 
 import contextlib
+import dataclasses
+import fcntl
+import importlib.machinery
+import importlib.util
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
+import again  # noqa: E402
 import deep  # noqa: E402
 import jobs as all_jobs  # noqa: E402
 import scheduler  # noqa: E402
@@ -36,6 +42,14 @@ def test_goes_on():
 """
 
 
+def made_runner():
+    """The module scripts/test."""
+    spec = importlib.util.spec_from_loader("runner", importlib.machinery.SourceFileLoader("runner", str(ROOT / "scripts/test")))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def run(jobs, folder):
     """Returns whether all passed, the verdicts by name, and the runs."""
     ended = []
@@ -43,11 +57,11 @@ def run(jobs, folder):
     return made.run(), made.done, {one.job.name: one for one in ended}
 
 
-def pytest_of(folder, text, **environment):
+def pytest_of(folder, text, *arguments, **environment):
     path = folder / "test_made.py"
     path.write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "STARWIRE_TEST_TIMES": str(folder / "times"), **environment}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_limits", str(path)]
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{ROOT / 'tests/python'}", "STARWIRE_TEST_TIMES": str(folder / "times"), **environment}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_limits", *arguments, str(path)]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
@@ -75,6 +89,35 @@ def test_what_a_test_waits_for_with_the_helpers_is_named(tmp_path):
     assert "waiting for a file: no/file" in done.stdout and "waiting for a condition: a peer that never comes" in done.stdout, done.stdout
     waited = [json.loads(line)["waited"] for line in (tmp_path / "times").read_text().splitlines()]
     assert [list(kinds) for kinds in waited] == [["a file"], ["a condition"]]
+
+
+ORPHANED = """
+import subprocess, sys
+
+burns = "import time; until = time.process_time() + 0.5\\nwhile time.process_time() < until: pass\\nprint(flush=True); input()"
+parent = subprocess.Popen(["bash", "-c", '"$0" -c "$1"; true', sys.executable, burns], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+parent.stdout.readline()
+
+def test_loses_a_descendant():
+    parent.kill()
+    parent.wait()
+"""
+
+
+def test_no_test_took_less_than_nothing(tmp_path):
+    """A descendant that another process adopts takes its time out of the sum."""
+    done = pytest_of(tmp_path, ORPHANED)
+    record = json.loads((tmp_path / "times").read_text())
+    assert done.returncode == 0 and record["cpu"] >= 0, (record, done.stdout)
+
+
+@pytest.mark.parametrize("mark", ["pytest.mark.deep", "pytest.mark.quick(lambda of: True)", "pytest.mark.deep(reason='')"])
+def test_a_mark_that_leaves_tests_out_has_a_reason(tmp_path, mark):
+    text = f"import pytest\n@pytest.mark.parametrize('of', [pytest.param(1, marks={mark})])\ndef test_made(of): pass\n"
+    done = pytest_of(tmp_path, text, "-p", "marks")
+    assert done.returncode == 4 and "test_made[1]: its mark" in done.stderr and "has no reason=" in done.stderr, done.stdout + done.stderr
+    fine = pytest_of(tmp_path, text.replace(mark, "pytest.mark.deep(reason='much time')"), "-p", "marks")
+    assert "1 deselected" in fine.stdout, fine.stdout
 
 
 def test_a_job_that_hangs_is_ended_with_its_children(tmp_path):
@@ -149,6 +192,38 @@ def test_a_share_without_jobs_is_an_error():
     assert done.returncode == 1 and "the share 1000/1000 has no jobs" in done.stderr, done.stderr
 
 
+def test_a_second_run_in_a_checkout_ends_at_once(tmp_path):
+    """It would overwrite the logs and reports of the first one."""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_runner; test_runner.made_runner().lock({str(tmp_path / 'lock')!r}).__enter__()"]
+    with made_runner().lock(tmp_path / "lock"):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and f"process {os.getpid()} holds {tmp_path / 'lock'}; wait" in done.stderr, done.stderr
+    subprocess.run(command, check=True, timeout=60)
+
+
+def test_a_run_takes_the_lock_of_its_checkout():
+    path = ROOT / "target/test/lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as file:
+        with contextlib.suppress(BlockingIOError):  # the run that this test is part of has it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        done = subprocess.run([sys.executable, ROOT / "scripts/test", "abi"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"holds {path}" in done.stderr, done.stderr
+
+
+def test_copies_of_a_job_with_files_of_its_own_run_one_after_the_other(tmp_path):
+    copies = made_runner().repeated([Job("made", "false", cores=0, memory=0)], [], 3)
+    passed, done, runs = run(copies, tmp_path)
+    assert not passed and done == {"made": "FAILED", "made#2": "FAILED", "made#3": "FAILED"}, "a failure does not keep the next one from running"
+    one, two, three = (runs[copy.name] for copy in copies)
+    assert one.started + one.wall <= two.started and two.started + two.wall <= three.started
+
+
+def test_copies_of_tests_run_beside_each_other():
+    copies = made_runner().repeated([Job("python/made", "true", report="pytest"), Job("deploy", "true", report="pytest")], [], 3)
+    assert {job.name: job.after for job in copies if job.after} == {"deploy#2": "deploy", "deploy#3": "deploy#2"}
+
+
 def test_an_unknown_job_is_an_error():
     done = subprocess.run([sys.executable, str(ROOT / "scripts" / "test"), "rust", "nonsense"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "there is no job nonsense; the stages are" in done.stderr
@@ -169,6 +244,7 @@ def test_each_test_of_a_gtest_is_recorded(tmp_path):
     recorded = times.Times(tmp_path)
     _, _, runs = run([job], tmp_path)
     assert recorded.add(runs["made"])["tests"] == 3
+    assert [test["test"] for test in recorded.failed["made"]] == ["Fails"]
     assert [(test["file"], test["test"], test["verdict"]) for test in recorded.tests] == [
         ("Suite", "Passes", "passed"), ("Suite", "Fails", "failed"), ("Suite", "Skips", "skipped")
     ]  # fmt: skip
@@ -186,3 +262,117 @@ def test_the_report_of_an_earlier_nextest_does_not_stand_for_a_later_one(tmp_pat
     recorded.add(runs["made"])
     recorded.add(runs["made"])
     assert [test["test"] for test in recorded.tests] == ["(all)", "test", "(all)"]
+
+
+# How to run it again. ---------------------------------------------------------------------------------------------------
+
+
+def failed_run(folder, report, records=(), log="", name="python/made", **options):
+    """A run that failed, and the records of its failed tests."""
+    made = Job(name, f"cat <<'END'\n{log}\nEND\nfalse", report=report, **options)
+    _, _, runs = run([made], folder)
+    return runs[name], [{"file": file, "test": test, "verdict": "failed"} for file, test in records]
+
+
+def settings(monkeypatch, **environment):
+    for name in ("TF_VERSION", "VENV", "CARGO", "PYTEST_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return all_jobs.Settings("/nowhere")
+
+
+def test_the_command_for_a_failed_pytest_reaches_pytest(tmp_path, monkeypatch):
+    """Through make, whose variables and shell take words and dollars apart."""
+    name = "test_made[a b-$x-it's-grpc++]"
+    failed, records = failed_run(tmp_path, "pytest", [("tests/test_made.py", name)])
+    (command,) = again.commands(settings(monkeypatch), failed, records, is_deep=True)
+    assert command.startswith("make test-deep ONLY=python/made PYTEST_ARGS="), command
+    (tmp_path / "Makefile").write_text("test-deep:\n\t@echo $(ONLY)\n\t@printenv PYTEST_ARGS\n")
+    told = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+    made = settings(monkeypatch, PYTEST_ARGS=told[1]).pytest("made", "tests/python/test_made.py")
+    assert told[0] == "python/made"
+    words = shlex.split(made.command.rpartition("pytest_limits")[2])
+    assert words == ["--rootdir", ".", f"tests/test_made.py::{name}"]
+
+
+def test_other_arguments_of_pytest_choose_from_the_jobs_files(monkeypatch):
+    made = settings(monkeypatch, PYTEST_ARGS="-k name").pytest("made", "tests/python/test_made.py")
+    assert made.command.endswith("--rootdir . tests/python/test_made.py -k name")
+
+
+def test_the_command_names_the_test_with_which_the_process_ended(tmp_path, monkeypatch):
+    ended, _ = failed_run(tmp_path, "pytest")
+    ended.times.with_name(ended.times.name + ".now").write_text("tests/test_made.py::test_ends")
+    assert again.commands(settings(monkeypatch), ended, []) == ['make test ONLY=python/made PYTEST_ARGS="tests/test_made.py::test_ends"']
+
+
+def test_the_command_has_what_make_was_told(tmp_path, monkeypatch):
+    failed, _ = failed_run(tmp_path, "", name="shim", seed=7)
+    told = settings(monkeypatch, TF_VERSION="2.15.1", VENV="/a b")
+    assert again.commands(told, failed, []) == ["make test ONLY=shim TF_VERSION=2.15.1 VENV='/a b' SEED=7"]
+    assert again.commands(settings(monkeypatch, TF_VERSION="2.15.1", VENV=".venvs/2.15.1"), failed, []) == ["make test ONLY=shim TF_VERSION=2.15.1 SEED=7"]
+
+
+def test_the_command_for_a_failed_test_of_nextest(tmp_path, monkeypatch):
+    failed, records = failed_run(tmp_path, "nextest", [("starwire-engine::engine", "tls::ends")], name="rust-verbs", environment={"STARWIRE_TEST_TRANSPORT": "verbs"})
+    failed.job = dataclasses.replace(failed.job, command="cargo nextest run --profile verbs")
+    (command,) = again.commands(settings(monkeypatch), failed, records)
+    assert command == "STARWIRE_TEST_TRANSPORT=verbs cargo nextest run --profile verbs -E 'binary_id(=starwire-engine::engine) & test(=tls::ends)'"
+
+
+CARGO = """
+test star::passes ... ok
+test star::fails ... FAILED
+test fails - should panic ... FAILED
+error: test failed, to rerun pass `-p starwire-engine --test engine`
+test net::fails ... FAILED
+error: test failed, to rerun pass `-p starwire-net --lib`
+test passes ... ok
+error: 2 targets failed:
+    `-p starwire-engine --test engine`
+    `-p starwire-net --lib`
+"""
+
+
+def test_the_commands_for_failed_tests_of_cargo(tmp_path, monkeypatch):
+    failed, _ = failed_run(tmp_path, "", log=CARGO, name="rust")
+    failed.job = dataclasses.replace(failed.job, command="cargo test --no-fail-fast --lib --bins --tests")
+    program = "cargo test -p starwire-engine --test engine -- --exact"
+    other = "cargo test -p starwire-net --lib -- --exact net::fails"
+    assert again.commands(settings(monkeypatch), failed, []) == [f"{program} star::fails", f"{program} fails", other]
+
+
+GTEST_LOG = """
+[ RUN      ] Suite.Passes
+[       OK ] Suite.Passes (250 ms)
+[ RUN      ] Suite.Fails
+[  FAILED  ] Suite.Fails, where GetParam() = 1 (3 ms)
+[ RUN      ] Each/Suite.Ends/0
+"""
+
+
+def test_the_command_for_the_gtest_that_ended_its_process(tmp_path, monkeypatch):
+    """It wrote no report."""
+    failed, _ = failed_run(tmp_path, "gtest", log=GTEST_LOG, name="abi")
+    recorded = times.Times(tmp_path)
+    assert recorded.add(failed)["tests"] == 3 and recorded.count("passed") == 1
+    assert again.commands(settings(monkeypatch), failed, recorded.failed["abi"]) == [
+        "make test ONLY=abi GTEST_FILTER=Suite.Fails",
+        "make test ONLY=abi GTEST_FILTER=Each/Suite.Ends/0",
+    ]
+
+
+def test_a_job_without_tests_is_run_again_as_a_whole(tmp_path, monkeypatch):
+    failed, _ = failed_run(tmp_path, "gtest", name="abi#2")
+    recorded = times.Times(tmp_path)
+    recorded.add(failed)
+    assert again.commands(settings(monkeypatch), failed, recorded.failed["abi#2"]) == ["make test ONLY=abi"]
+
+
+def test_random_jobs_begin_with_the_given_seed():
+    one, other = (deep.jobs(all_jobs.Settings("/nowhere", seed)) for seed in (123, 123456))
+    assert not any("RANDOM" in job.command for job in one)
+    differ = [job.name for job, same in zip(one, other) if job.command != same.command]
+    assert differ == [job.name for job in one if job.seed == 123], "the others have no seed"
+    assert {"fuzz-graphs", "histories", "fail-points", "simulate", "fuzz"} <= set(differ)

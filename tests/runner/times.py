@@ -1,6 +1,7 @@
 """target/test/times.json: the time of each job and test, and what it waited for."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -27,10 +28,20 @@ def of_nextest(run, root):
     return records
 
 
+def of_gtest_log(run):
+    """What gtest printed: it writes no report if a test ends its process, and that test is the last that it names."""
+    records = {}
+    for how, name, milliseconds in re.findall(r"^\[ +(RUN|OK|FAILED|SKIPPED) +\] ([^\s,]+)(?:.* \((\d+) ms\))?$", run.log.read_text(errors="replace"), re.MULTILINE):
+        if how == "RUN" or milliseconds:  # the list at the end has no times
+            verdict = {"OK": "passed", "SKIPPED": "skipped"}.get(how, "failed")
+            suite, _, test = name.partition(".")
+            records[name] = {"file": suite, "test": test, "wall": int(milliseconds or 0) / 1000, "cpu": None, "waited": {}, "verdict": verdict}
+    return list(records.values())
+
+
 def of_gtest(run):
-    """Returns nothing if the tests' process did not end by itself."""
     if not run.times.exists():
-        return []
+        return of_gtest_log(run)
     records = []
     for suite in json.loads(run.times.read_text())["testsuites"]:
         for case in suite["testsuite"]:
@@ -43,6 +54,7 @@ def of_gtest(run):
 class Times:
     def __init__(self, root):
         self.root, self.jobs, self.tests = root, [], []
+        self.failed = {}  # by job: the records of its failed tests
         for profile in ("default", "verbs"):
             junit(root, profile).unlink(missing_ok=True)
 
@@ -58,6 +70,7 @@ class Times:
             tests = of_gtest(run)
         if not tests:
             tests = [{"file": run.job.name, "test": "(all)", "wall": round(run.wall, 3), "cpu": round(cpu, 3), "waited": {}, "verdict": run.verdict.lower()}]
+        self.failed[run.job.name] = [test for test in tests if test["verdict"] == "failed" and test["test"] != "(all)"]
         self.jobs.append({"job": run.job.name, "wall": round(run.wall, 3), "cpu": round(cpu, 3), "needed": run.waited_for, "queued": round(run.queued, 3), "verdict": run.verdict, "tests": len(tests)})
         self.tests += [{"stage": run.job.stage, **test} for test in tests]
         return self.jobs[-1]
