@@ -60,7 +60,10 @@ class RandomMoves(moves.Moves):
         os.kill(task.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("seed, rounds", [(1, 6), pytest.param(2, 40, marks=pytest.mark.deep)])
+MORE_ROUNDS = pytest.mark.deep(reason="more random faults of the same kinds")
+
+
+@pytest.mark.parametrize("seed, rounds", [(1, 6), pytest.param(2, 40, marks=MORE_ROUNDS)])
 def test_failures_while_a_server_moves(tmp_path, seed, rounds):
     runner, network = cluster.Runner(), proxy.Network()
     job = RandomMoves(runner, network, tmp_path, seed)

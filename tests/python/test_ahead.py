@@ -537,7 +537,10 @@ CASES = [
 # Tests. ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["star_server", pytest.param("star_server_lite", marks=pytest.mark.deep), "grpc++"])
+LITE = pytest.mark.deep(reason="the worker's queue runs ahead by the same code as over star_server")
+
+
+@pytest.fixture(scope="module", params=["star_server", pytest.param("star_server_lite", marks=LITE), "grpc++"])
 def cluster(request, make_cluster):
     return make_cluster((("ps", 2), ("worker", 1)), protocol=request.param)
 
@@ -553,7 +556,10 @@ def test_the_same_bits_as_one_after_the_other(cluster, program, kind):
     assert (True in plain[0]) == (program == "bad batch")
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(6, 30))])
+MORE = pytest.mark.deep(reason="more random programs of the same kinds")
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=MORE) for seed in range(6, 30))])
 def test_random_programs_have_the_same_bits(cluster, seed):
     assert worker_call(cluster, random_program, 1, seed) == worker_call(cluster, random_program, 0, seed)
 

@@ -232,10 +232,10 @@ def test_a_server_ends_in_mid_copy(controlled, way):
         assert failed[0] in ("UnavailableError", "AbortedError"), failed
 
 
-@pytest.mark.deep
+@pytest.mark.deep(reason="takes ten seconds, for which TensorFlow's allocator hopes that memory is freed")
 @pytest.mark.parametrize("way, error", [("grpc++", "ResourceExhaustedError"), ("star_server", "InternalError")])
 def test_out_of_memory(controlled, way, error):
-    """Deep: TensorFlow's allocator hopes for ten seconds that memory is freed. The value of a call is in the worker's memory, from where TensorFlow copies it."""
+    """The value of a call is in the worker's memory, from where TensorFlow copies it."""
     failed, fine = controlled.run(way, on_worker, receive_too_much, "TESTDEV:0")
     assert failed[0] == error
     assert fine == ("value", 1000.0)

@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.ours]
 
 SHAPE = (("ps", 2), ("worker", 1))
 JOIN = {"STARWIRE_JOIN": "worker:3"}
-PROTOCOLS = ["grpc++", "star_server", "star_server_lite", pytest.param("grpc+verbs", marks=pytest.mark.deep)]
+VERBS = pytest.mark.deep(reason="tasks join before connections have a transport")
+OTHER = pytest.mark.deep(reason="the tests over PROTOCOLS join by both; who may join is decided by the engine, which all protocols share")
+PROTOCOLS = ["grpc++", "star_server", "star_server_lite", pytest.param("grpc+verbs", marks=VERBS)]
 NEEDS = pytest.mark.skipif(is_tensorflow_1() or not shutil.which("openssl"), reason="needs one port, and the openssl command")
 NAMES = {"STARWIRE_TLS_PEERS": "spiffe://example.org/train/{job}/{task}"}
 
@@ -181,7 +183,7 @@ def test_workers_join_and_leave(fresh_cluster, tmp_path):
     assert "was restarted: releasing" in log, "what the killed one had registered is freed"
 
 
-@pytest.mark.parametrize("protocol", ["grpc++", pytest.param("star_server", marks=pytest.mark.deep)], indirect=True)
+@pytest.mark.parametrize("protocol", ["grpc++", pytest.param("star_server", marks=OTHER)], indirect=True)
 def test_a_worker_that_was_away_goes_on_in_its_session(fresh_cluster, tmp_path):
     cluster = fresh_cluster(shape=SHAPE, environment={**JOIN, **QUICK})
     with Job(cluster, tmp_path) as job:
@@ -197,7 +199,7 @@ def test_a_worker_that_was_away_goes_on_in_its_session(fresh_cluster, tmp_path):
 
 
 @pytest.mark.parametrize("proof", ["secret", pytest.param("tls", marks=NEEDS)])
-@pytest.mark.parametrize("protocol", ["grpc++", pytest.param("star_server", marks=pytest.mark.deep)], indirect=True)
+@pytest.mark.parametrize("protocol", ["grpc++", pytest.param("star_server", marks=OTHER)], indirect=True)
 def test_workers_with_proof(fresh_cluster, tmp_path, proof):
     names = [("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1), ("worker", 2)]
     identities, common = {}, {"STARWIRE_SECRET": SECRET}
@@ -228,7 +230,7 @@ def refused(job, task, words, **environment):
     assert job.steps("refused") == 0
 
 
-@pytest.mark.parametrize("protocol", ["grpc++", pytest.param("star_server", marks=pytest.mark.deep)], indirect=True)
+@pytest.mark.parametrize("protocol", ["grpc++", pytest.param("star_server", marks=OTHER)], indirect=True)
 def test_who_may_join(fresh_cluster, tmp_path):
     cluster = fresh_cluster(shape=SHAPE, environment=JOIN)
     with Job(cluster, tmp_path) as job:
@@ -241,7 +243,7 @@ def test_who_may_join(fresh_cluster, tmp_path):
     assert step == own + first and sums == [own + 2 * first] * 2
 
 
-@pytest.mark.parametrize("protocol", ["grpc++", pytest.param("star_server", marks=pytest.mark.deep)], indirect=True)
+@pytest.mark.parametrize("protocol", ["grpc++", pytest.param("star_server", marks=OTHER)], indirect=True)
 def test_without_the_setting(fresh_cluster, tmp_path, protocol):
     """A server of grpc++ has to fetch tensors from the worker, and says why it cannot; one of star_server has not."""
     cluster = fresh_cluster(shape=SHAPE)

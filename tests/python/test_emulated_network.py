@@ -67,7 +67,7 @@ def benchmark(tmp_path_factory):
     return functools.lru_cache(maxsize=None)(measure)
 
 
-@pytest.mark.deep
+@pytest.mark.deep(reason="takes a minute: a whole run of the benchmark, which is no part of the library")
 @pytest.mark.parametrize("ours", ["star_server", "grpc++"])
 def test_a_benchmark_runs_over_it(benchmark, protocol, ours):
     protocols = protocol if is_stock(protocol) else f"grpc,{ours}"
@@ -89,7 +89,7 @@ def test_a_benchmark_runs_over_it(benchmark, protocol, ours):
 
 
 @pytest.mark.ours
-@pytest.mark.deep  # measures this machine as well
+@pytest.mark.deep(reason="takes a run of the benchmark, and measures this machine as well")
 @pytest.mark.parametrize("protocol", ["star_server", "star_server_lite"])
 def test_parts_of_star_calls_suit_the_wire(benchmark, protocol):
     log = (benchmark(protocol) / "logs" / f"100x4KB.{protocol}.worker0.log").read_text()

@@ -9,7 +9,7 @@ from cluster import one, tf
 from compared import OURS
 from graphs import PS0, WORKER0
 
-pytestmark = [pytest.mark.ours, pytest.mark.deep]
+pytestmark = [pytest.mark.ours, pytest.mark.deep(reason="takes 12 GiB of memory")]
 
 NEEDS = 12  # GiB
 COUNT = (2200 << 20) // 256 * 256

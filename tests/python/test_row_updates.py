@@ -252,8 +252,8 @@ PAIRS = [(op, kind) for op in UPDATES for kind in (True, False) if kind or op no
 OPS = pytest.mark.parametrize("op, use_resource", PAIRS)
 
 
-# The arithmetic depends on the type of the rows, the check of ids on the type of the ids: each once; the other pairs run in `make test-deep`.
-TYPES = [("float32", "int32"), ("float64", "int64"), *(pytest.param(*types, marks=pytest.mark.deep) for types in (("float32", "int64"), ("float64", "int32")))]
+OTHER_PAIR = pytest.mark.deep(reason="the arithmetic depends on the type of the rows, the check of ids on the type of the ids: each once")
+TYPES = [("float32", "int32"), ("float64", "int64"), *(pytest.param(*types, marks=OTHER_PAIR) for types in (("float32", "int64"), ("float64", "int32")))]
 
 
 @pytest.mark.quick(lambda of: of["dtype"] == "float32" or of["use_resource"], reason="a kernel finds the variable by its kind, and the rows by their type: each once")

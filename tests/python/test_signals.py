@@ -309,7 +309,7 @@ REMOTE = ("client", "client_blocked", "master")
 
 def marks(way, case):
     role = case[0]
-    slow = [] if case in ALWAYS.get(way, ()) else [pytest.mark.deep]
+    slow = [] if case in ALWAYS.get(way, ()) else [pytest.mark.deep(reason="ALWAYS has each role that the protocol affects with each outcome")]
     return slow + [pytest.mark.grpc_client] * (role in REMOTE) + [pytest.mark.tensorflow2] * (role == "coordinator")
 
 

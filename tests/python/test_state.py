@@ -265,8 +265,12 @@ def test_a_server_without_a_state_that_comes_back_is_an_error(fresh_cluster, pro
     assert [worker.call(outcome, session, at) for session, at in order] == ["AbortedError"] * len(order)
 
 
+ADAM = pytest.mark.deep(reason="its slots are kept like those of Adagrad, and its powers of beta like other variables")
+OTHER_KIND = pytest.mark.deep(reason="test_training_goes_on_with_the_same_values has both kinds of variables; here the kind makes no difference")
+
+
 @pytest.mark.parametrize("use_resource", [False, True])
-@pytest.mark.parametrize("optimizer", ["Adagrad", pytest.param("Adam", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("optimizer", ["Adagrad", pytest.param("Adam", marks=ADAM)])
 def test_training_goes_on_with_the_same_values(compared, tmp_path, optimizer, use_resource):
     """Both servers are killed in turn. Losses, variables and slots are those of training without kills, bit by bit."""
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path)) as cluster:
@@ -304,7 +308,7 @@ def test_no_update_is_there_twice_and_at_most_the_last_second_is_missing(compare
         assert steps - 3 * 2.5 * rate <= first < steps, f"{first} of {steps} steps"
 
 
-@pytest.mark.parametrize("use_resource", [False, pytest.param(True, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("use_resource", [False, pytest.param(True, marks=OTHER_KIND)])
 def test_a_synchronous_state_lacks_nothing(compared, tmp_path, use_resource):
     """Both servers are killed in turn while a session trains: every update is there exactly once."""
     with compared.fresh("star_server", SHAPE, environment=environment(tmp_path, "sync")) as cluster:
@@ -415,7 +419,7 @@ def export(folder, prefix, *options):
     subprocess.run([STARCTL, "state", "export", "--to", prefix, *options, *sorted(folder.glob("ps-*"))], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("use_resource", [False, pytest.param(True, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("use_resource", [False, pytest.param(True, marks=OTHER_KIND)])
 def test_the_state_is_exported_as_a_checkpoint(compared, tmp_path, use_resource):
     """Also variables in parts, which a Saver knows as one, with their slots; while the servers run, and while they train."""
     folder, prefix = tmp_path / "state", tmp_path / "export"

@@ -79,8 +79,11 @@ def stock_survivor():
     return {}
 
 
+OTHER_WAY = pytest.mark.deep(reason="collectives receive by the same code over all of them: one of grpc and one of star calls")
+
+
 @pytest.mark.parametrize("victim", [0, 1], ids=["leader", "follower"])
-@pytest.mark.parametrize("way", ["grpc++", "star_server", *(pytest.param(way, marks=pytest.mark.deep) for way in OURS if way not in ("grpc++", "star_server"))])
+@pytest.mark.parametrize("way", ["grpc++", "star_server", *(pytest.param(way, marks=OTHER_WAY) for way in OURS if way not in ("grpc++", "star_server"))])
 def test_peer_of_a_collective_is_killed(runner, stock_survivor, tmp_path, way, victim):
     if victim not in stock_survivor:
         stock_survivor[victim] = survivor_of(runner, "grpc", victim, str(tmp_path))
@@ -99,7 +102,8 @@ def trained_chief(cluster):
     return chief
 
 
-SECOND = [pytest.param(way, marks=() if way == "star_server" else pytest.mark.deep) for way in ("grpc", *OURS)]
+ONE_WAY = pytest.mark.deep(reason="the coordinator sees errors of sessions and functions, which have the same codes over all of them")
+SECOND = [pytest.param(way, marks=() if way == "star_server" else ONE_WAY) for way in ("grpc", *OURS)]
 
 
 @pytest.mark.parametrize("way", SECOND)
@@ -226,7 +230,7 @@ def test_others_are_cancelled_when_one_fails(compared, way):
         assert chief.call(fail_amidst_others, timeout=60) == ("InvalidArgumentError", "CancelledError", True, 42)
 
 
-@pytest.mark.deep
+@pytest.mark.deep(reason="takes minutes: each failure that the coordinator forgives takes the keep-alive or the handshake 20 s")
 @pytest.mark.parametrize("way", ["grpc++", "star_server"])
 def test_a_server_that_freezes_is_noticed(compared, tmp_path, way):
     """As if it had been killed, but later: the coordinator forgives a few failures, and each takes the keep-alive or the handshake 20 s."""

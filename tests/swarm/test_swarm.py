@@ -55,8 +55,10 @@ def star_recording(tmp_path_factory):
     return record_by(record_star, tmp_path_factory.mktemp("swarm") / "ctr.star.recording", "--library", LIBRARY)
 
 
-# Deep: over stock gRPC, the control.
-@pytest.fixture(params=[pytest.param("grpc", marks=pytest.mark.deep), "grpc++", "star_server"])
+CONTROL = pytest.mark.deep(reason="stock gRPC is the control: nothing of the library runs")
+
+
+@pytest.fixture(params=[pytest.param("grpc", marks=CONTROL), "grpc++", "star_server"])
 def played(request):
     """A protocol, and the recording to play over it."""
     return request.param, request.getfixturevalue("star_recording" if request.param == "star_server" else "recording")
