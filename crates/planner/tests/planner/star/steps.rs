@@ -109,11 +109,16 @@ fn a_branch_on_a_server_is_decided_by_the_worker() {
         b.input((switch, 1), update, 0, Class::Resource);
         let read = b.read(variable);
         b.op(0, &[(read, Plain)]);
+        let (nodes, edges) = (b.nodes.clone(), b.edges.clone());
+        let graph = Graph::new(nodes, edges, None).unwrap();
         let plan = b.check(style);
         assert_eq!(plan.places[switch as usize], Place::Pivot);
         let call = &plan.calls[plan.calls_of[update as usize].unwrap() as usize];
         assert_eq!((&call.controls, &call.copies), (&vec![(switch, 1)], &vec![variable]));
         assert_eq!(call.predicates.len(), 1);
+        let tasks: Vec<String> = (0..3).map(|task| format!("task {task}")).collect();
+        let (text, decides) = (plan.describe(&graph, &tasks).to_string(), graph.describe(predicate));
+        assert!(text.contains(&format!(", to task 1, if {decides}:0 is 1\n")), "{text}");
     }
 }
 
