@@ -110,10 +110,10 @@ FINDINGS ?= target/fuzz/findings
 
 .PHONY: fuzz
 fuzz: $(FUZZED_OUT)/decoders
-	@mkdir -p $(FINDINGS)
+	@mkdir -p "$(FINDINGS)"
 	@seed=$(or $(SEED),$$RANDOM); echo "fuzz: decoders: SEED=$$seed"; \
 	  LD_LIBRARY_PATH="$(SHIM_TF):$$PWD/$(dir $(CORE))" ASAN_OPTIONS=$(ASAN):handle_segv=0:handle_abort=0 \
-	  UBSAN_OPTIONS=print_stacktrace=1 $< seconds=$(FUZZ_SECONDS) seed=$$seed findings=$(FINDINGS) fuzz/corpus/decoders
+	  UBSAN_OPTIONS=print_stacktrace=1 $< seconds=$(FUZZ_SECONDS) seed=$$seed findings="$(FINDINGS)" fuzz/corpus/decoders
 
 # The objects of cc/ have this code once more; the first definition counts.
 $(FUZZED_OUT)/decoders: $(FUZZED_OBJECTS) $(FUZZED_OUT)/main.o $(SHIM_OBJECTS) $(CORE)
