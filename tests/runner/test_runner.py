@@ -376,3 +376,21 @@ def test_random_jobs_begin_with_the_given_seed():
     differ = [job.name for job, same in zip(one, other) if job.command != same.command]
     assert differ == [job.name for job in one if job.seed == 123], "the others have no seed"
     assert {"fuzz-graphs", "histories", "fail-points", "simulate", "fuzz"} <= set(differ)
+
+
+# Paths and limits of what the jobs call. --------------------------------------------------------------------------------
+
+
+def test_gtest_is_told_a_path_with_spaces():
+    show = 'show: ; @printf "%s\\n" $(GTEST_REPORT)'
+    environment = {**os.environ, "STARWIRE_TEST_TIMES": "/a b/made's.times"}
+    done = subprocess.run(["make", "-s", "-f", "tests/cc/tests.mk", "--eval", show, "show"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "--gtest_output=json:/a b/made's.times\n", done.stdout + done.stderr
+
+
+def test_a_check_of_lint_that_hangs_is_ended_and_named():
+    environment = {**os.environ, "LINT_LIMIT": "0.001"}
+    done = subprocess.run([ROOT / "scripts/lint", "python", "shell"], env=environment, capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1 and [line.split()[1] for line in lines] == ["python", "shell"], done.stdout + done.stderr
+    assert all("exceeded its limit of 0.001 s" in line for line in lines)
