@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <limits>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/session_mgr.h"
 #include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/platform/logging.h"
 
 namespace starwire {
 
@@ -60,7 +62,7 @@ sw_star_handlers StarService::Handlers() const {
   handlers.run = Guarded<&StarService::Run, &StarService::RunThrew>;
   handlers.cancel = Guarded<&StarService::Cancel>;
   handlers.restore = Guarded<&StarService::Restore, &RestoreThrew>;
-  handlers.changes = Guarded<&StarService::Changes>;
+  handlers.changes = Guarded<&StarService::Changes, &StarService::ChangesThrew>;
   handlers.changes_were_lost = Guarded<&StarService::ChangesWereLost>;
   handlers.incarnations = incarnations_.data();
   handlers.n_incarnations = incarnations_.size();
@@ -79,14 +81,22 @@ void StarService::SessionClosed(const std::string& handle) {
   if (started_.load(std::memory_order_acquire)) sw_engine_star_session_closed(engine_.get(), AsBytes(handle));
 }
 
-void StarService::AllCleanedUp() {
+void StarService::CleansUp(const std::vector<std::string>& containers) {
+  ForgetPlans();
+  if (state_.is_on()) state_.CleanedUp(containers);
+}
+
+void StarService::ForgetPlans() {
   if (started_.load(std::memory_order_acquire)) sw_engine_star_forget_plans(engine_.get());
 }
 
 bool StarService::KeepsState() const { return state_.is_on(); }
 
-std::function<void()> StarService::ChangesOf(const tensorflow::GraphDef& graph) {
+std::function<void()> StarService::ChangesOf(const std::string& handle, const tensorflow::GraphDef& graph) {
   if (!state_.is_on()) return nullptr;
+  std::shared_ptr<tensorflow::WorkerSession> session;
+  bool isolated = false;
+  if (FindSession(handle, &session, &isolated).ok() && !SharesVariables(session.get())) return nullptr;
   std::vector<StateUpdate> updates = state_.UpdatesOf(graph);
   if (updates.empty()) return nullptr;
   // Which feeds a run has is not seen.
@@ -124,6 +134,12 @@ void StarService::Changes(void* ctx, sw_changes* changes, uint32_t early) {
   Of(ctx)->state_.Write(changes, early != 0);
 }
 
+// What was not written, is next time.
+void StarService::ChangesThrew(const Status& status, void* ctx, sw_changes*, uint32_t) {
+  LOG(ERROR) << "starwire: changes of the state were not written: " << StatusMessage(status);
+  Of(ctx)->state_.AllChanged();
+}
+
 void StarService::ChangesWereLost(void* ctx) { Of(ctx)->state_.AllChanged(); }
 
 void StarService::Retain(void* object) { StarObjectOf(object)->Ref(); }
@@ -157,6 +173,17 @@ Status StarService::FindSession(const std::string& handle, std::shared_ptr<tenso
   return OkStatus();
 }
 
+// Sessions with resource managers of their own take their variables with them.
+bool StarService::SharesVariables(tensorflow::WorkerSession* session) const {
+  const auto managers = [](const tensorflow::DeviceMgr* devices) {
+    std::set<tensorflow::ResourceMgr*> found;
+    for (tensorflow::Device* device : devices->ListDevices()) found.insert(device->resource_manager());
+    return found;
+  };
+  const tensorflow::DeviceMgr* own = session->device_mgr();
+  return own == env_->device_mgr || managers(own) == managers(env_->device_mgr);
+}
+
 sw_code StarService::Session(void* ctx, sw_bytes handle, uint32_t* is_isolated, sw_star_failure* failure) {
   std::shared_ptr<tensorflow::WorkerSession> session;
   bool isolated = false;
@@ -188,14 +215,14 @@ Status StarService::CompilePlan(const std::string& handle, sw_bytes bytes, sw_st
   *names_peer = !status.ok();
   if (!status.ok()) return status;
   const bool has_state = HasKernelState(graph);
+  const bool shares_variables = SharesVariables(session.get());
   // A shared plan must not keep the session alive that registered it.
   if (!isolated && !has_state) session = env_->session_mgr->LegacySession();
   StarPlan* plan = nullptr;
   status = StarPlan::Compile(std::move(session), handle, graph, has_state, env_->compute_pool->NumThreads(),
                              plans_alive_, queues_, &plan);
   if (!status.ok()) return status;
-  // Sessions with their own devices take their variables with them.
-  if (!isolated && state_.is_on()) plan->SetUpdates(state_.UpdatesOf(graph));
+  if (shares_variables && state_.is_on()) plan->SetUpdates(state_.UpdatesOf(graph));
   compiled->plan = InTable(plan);
   compiled->has_state = has_state ? 1 : 0;
   compiled->may_wait = plan->may_wait() ? 1 : 0;
@@ -237,7 +264,7 @@ bool StarService::Shutdown(int64_t timeout_ms) {
   };
   if (!wait_for(running_)) return false;
   // Kernels go before the devices do.
-  AllCleanedUp();
+  ForgetPlans();
   return wait_for(*plans_alive_);
 }
 

@@ -45,9 +45,9 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   void Start(std::shared_ptr<sw_engine> engine, const std::string& task, std::shared_ptr<ServerQueues> queues);
 
   void SessionClosed(const std::string& handle) override;
-  void AllCleanedUp() override;
+  void CleansUp(const std::vector<std::string>& containers) override;
   bool KeepsState() const override;
-  std::function<void()> ChangesOf(const tensorflow::GraphDef& graph) override;
+  std::function<void()> ChangesOf(const std::string& session, const tensorflow::GraphDef& graph) override;
   void AllChanged() override;
   void WhenWritten(std::function<void(const Status& status)> then) override;
 
@@ -71,8 +71,11 @@ class StarService : public SessionObserver, public std::enable_shared_from_this<
   static void Cancel(void* ctx, void* run);
   static sw_code Restore(void* ctx, const sw_state* state, sw_star_failure* failure);
   static void Changes(void* ctx, sw_changes* changes, uint32_t early);
+  static void ChangesThrew(const Status& thrown, void* ctx, sw_changes* changes, uint32_t early);
   static void ChangesWereLost(void* ctx);
 
+  void ForgetPlans();
+  bool SharesVariables(tensorflow::WorkerSession* session) const;
   Status FindSession(const std::string& handle, std::shared_ptr<tensorflow::WorkerSession>* session, bool* isolated);
   Status CompilePlan(const std::string& handle, sw_bytes bytes, sw_star_compiled* compiled, bool* names_peer);
   // On TensorFlow's pool. Keeps the service alive until `work` has run.

@@ -24,11 +24,13 @@
 #include "tensorflow/core/lib/strings/proto_serialization.h"
 #include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/protobuf/config.pb.h"
+#include "tensorflow/core/util/device_name_utils.h"
 
 namespace starwire {
 
 using tensorflow::DataType;
 using tensorflow::Device;
+using tensorflow::DeviceNameUtils;
 using tensorflow::GraphDef;
 using tensorflow::NodeDef;
 using tensorflow::OpDef;
@@ -40,6 +42,8 @@ namespace {
 
 // Less is written while nothing else runs.
 constexpr uint64_t kWorthAnEarlyWrite = 64 << 10;
+// Copied while updates of a variable wait.
+constexpr uint64_t kPiece = 1 << 20;
 // A handle with this name is created anew each time.
 constexpr char kAnonymous[] = "cd2c89b7-88b7-44c8-ad83-06c2a9158347";
 
@@ -50,8 +54,15 @@ std::string Text(const NodeDef& node, const char* attribute) {
 
 bool IsHandle(const NodeDef& node) { return node.op() == "VarHandleOp"; }
 
+// Only there the host can read a variable's memory.
+bool IsOnCpu(const NodeDef& node) {
+  DeviceNameUtils::ParsedName name;
+  return !DeviceNameUtils::ParseFullName(node.device(), &name) || !name.has_type || name.type == tensorflow::DEVICE_CPU;
+}
+
 // Those whose content is kept.
 bool IsKept(const NodeDef& node) {
+  if (!IsOnCpu(node)) return false;
   const bool is_reference = node.op() == "VariableV2" || node.op() == "Variable";
   const auto type = node.attr().find("dtype");
   if (type == node.attr().end() || RawSize(type->second.type()) == 0) return false;
@@ -136,13 +147,45 @@ class StateVariable {
     rows_ = stored.rows;
     row_bytes_ = stored.row_bytes;
     all_ = false;
+    may_exist_ = true;
   }
 
-  void AllChanged() {
+  // A run may have made it, or given it another value.
+  void Changed() {
     std::lock_guard<std::mutex> lock(mu_);
-    all_ = true;
-    rows_changed_.clear();
-    count_ = 0;
+    MayExist();
+    SetAll();
+  }
+
+  // If it exists, it may have another value.
+  void MayHaveChanged() {
+    std::lock_guard<std::mutex> lock(mu_);
+    SetAll();
+  }
+
+  // A container is being cleared.
+  void CleanedUp(const std::vector<std::string>& containers) {
+    Device* device = nullptr;
+    if (!FindDevice(&device).ok()) return;
+    const std::string own = Container(device);
+    const bool is_meant = containers.empty() ? own == device->resource_manager()->default_container()
+                                             : std::count(containers.begin(), containers.end(), own) > 0;
+    if (!is_meant) return;
+    std::lock_guard<std::mutex> lock(mu_);
+    may_exist_ = false;
+    SetAll();
+  }
+
+  // A reference variable that no run has made, and of which nothing is stored. (A handle's variable may be made by runs
+  // of graphs without its node.)
+  bool IsAbsent() {
+    std::lock_guard<std::mutex> lock(mu_);
+    return !IsHandle(definition_) && !may_exist_ && id_ == 0;
+  }
+
+  // Another one has its name.
+  void Retire(sw_changes* changes) {
+    if (id_ != 0) sw_changes_gone(changes, std::exchange(id_, 0));
   }
 
   void RowsChanged(const Tensor& ids) {
@@ -154,12 +197,13 @@ class StateVariable {
     } catch (const std::bad_alloc&) {
       // No memory to remember which rows.
     }
-    AllChanged();
+    Changed();
   }
 
-  // One thread at a time.
+  // One thread at a time. `early`: calls may change it meanwhile.
   void Write(sw_changes* changes, bool early) {
-    bool all = false;
+    bool all = false, may_exist = false;
+    uint64_t seen = 0;
     std::vector<uint64_t> rows;
     {
       std::lock_guard<std::mutex> lock(mu_);
@@ -171,18 +215,39 @@ class StateVariable {
       was_all_ = all && (!early || was_all_);
       rows = std::exchange(rows_changed_, {});
       count_ = 0;
+      may_exist = may_exist_;
+      seen = changes_;
     }
-    const bool exists = Read([&](const Tensor& value) {
-      if (early && id_ == 0 && value.TotalBytes() < kWorthAnEarlyWrite) return false;
-      WriteRows(changes, value, all, rows);
-      return true;
-    });
+    bool exists = false, is_written = false;
+    const auto write = [&](const Tensor& value) {
+      exists = true;
+      if (early && id_ == 0 && value.TotalBytes() < kWorthAnEarlyWrite) return;
+      const char* content = value.tensor_data().data();
+      is_written = WriteRows(changes, Form(value), all, rows, [&](uint64_t first, uint64_t n) {
+        AddRows(changes, first, n, content + first * row_bytes_);
+        return true;
+      });
+    };
+    if (IsHandle(definition_)) {
+      if (early) {
+        WriteHandleEarly(changes, all, rows, &exists, &is_written);
+      } else {
+        ReadHandle(write);
+      }
+    } else if (may_exist) {
+      // Reading one that does not exist would make it. An error other than that it has no value may pass.
+      const Status status = ReadReference(write);
+      exists = status.ok() ? exists : StatusNumber(status) != kFailedPrecondition;
+    }
+    if (is_written) return;
+    // It may be made, or get another value, at any time.
+    std::lock_guard<std::mutex> lock(mu_);
+    SetAll();
     if (exists) return;
-    // It may be made at any time.
-    AllChanged();
+    if (changes_ == seen) may_exist_ = false;
     if (!early && id_ != 0) {
       sw_changes_gone(changes, std::exchange(id_, 0));
-      SetSize(0, 0);
+      SetSizeLocked(0, 0);
     }
   }
 
@@ -229,6 +294,7 @@ class StateVariable {
   template <typename Id>
   void Mark(const Id* ids, int64_t n) {
     std::lock_guard<std::mutex> lock(mu_);
+    MayExist();
     if (all_) return;
     if (rows_changed_.empty()) rows_changed_.resize((rows_ + 63) / 64);
     for (int64_t i = 0; i < n; ++i) {
@@ -242,8 +308,23 @@ class StateVariable {
     }
   }
 
+  void MayExist() {
+    may_exist_ = true;
+    ++changes_;
+  }
+
+  void SetAll() {
+    all_ = true;
+    rows_changed_.clear();
+    count_ = 0;
+  }
+
   void SetSize(uint64_t rows, uint64_t row_bytes) {
     std::lock_guard<std::mutex> lock(mu_);
+    SetSizeLocked(rows, row_bytes);
+  }
+
+  void SetSizeLocked(uint64_t rows, uint64_t row_bytes) {
     if (rows != rows_) {
       // The marks are of another size. What they stand for is in the value that is about to be written.
       rows_changed_.clear();
@@ -253,19 +334,57 @@ class StateVariable {
     row_bytes_ = row_bytes;
   }
 
-  // Calls `use` with the value while nobody assigns another one. False: there is none, or `use` returned false.
-  bool Read(const std::function<bool(const Tensor& value)>& use) {
+  // What a variable's rows are.
+  struct Form {
+    explicit Form(const Tensor& value) {
+      for (int i = 0; i < value.dims(); ++i) dims.push_back(static_cast<uint64_t>(value.dim_size(i)));
+      const uint64_t bytes = value.tensor_data().size();
+      n = bytes == 0 ? 0 : dims.empty() ? 1 : dims[0];
+      row_bytes = n == 0 ? 0 : bytes / n;
+    }
+    bool operator==(const Form& other) const { return dims == other.dims && row_bytes == other.row_bytes; }
+
+    std::vector<uint64_t> dims;
+    uint64_t n = 0;
+    uint64_t row_bytes = 0;
+  };
+
+  // Calls `use` with the value, if there is one, while nobody assigns another one.
+  void ReadHandle(const std::function<void(const Tensor& value)>& use) {
     Device* device = nullptr;
-    if (!FindDevice(&device).ok()) return false;
-    if (!IsHandle(definition_)) return ReadReference(use);
+    if (!FindDevice(&device).ok()) return;
     Var* variable = nullptr;
-    if (!device->resource_manager()->Lookup(Container(device), NameOf(definition_), &variable).ok()) return false;
+    if (!device->resource_manager()->Lookup(Container(device), NameOf(definition_), &variable).ok()) return;
     const tensorflow::core::ScopedUnref unref(variable);
     tensorflow::tf_shared_lock lock(*variable->mu());
-    return variable->is_initialized && variable->tensor()->dtype() == dtype_ && use(*variable->tensor());
+    if (variable->is_initialized && variable->tensor()->dtype() == dtype_) use(*variable->tensor());
   }
 
-  bool ReadReference(const std::function<bool(const Tensor& value)>& use) {
+  // In pieces: no update waits for the disk. What changes between two of them is written again.
+  void WriteHandleEarly(sw_changes* changes, bool all, const std::vector<uint64_t>& rows, bool* exists,
+                        bool* is_written) {
+    std::unique_ptr<Form> form;
+    ReadHandle([&form](const Tensor& value) { form = std::make_unique<Form>(value); });
+    *exists = form != nullptr;
+    if (form == nullptr || (id_ == 0 && form->n * form->row_bytes < kWorthAnEarlyWrite)) return;
+    std::string piece;
+    *is_written = WriteRows(changes, *form, all, rows, [&](uint64_t first, uint64_t n) {
+      const uint64_t most = std::max<uint64_t>(1, kPiece / form->row_bytes);
+      for (const uint64_t end = first + n; first < end; first += most) {
+        const uint64_t count = std::min(most, end - first);
+        bool is_same = false;
+        ReadHandle([&](const Tensor& value) {
+          is_same = Form(value) == *form;
+          if (is_same) piece.assign(value.tensor_data().data() + first * form->row_bytes, count * form->row_bytes);
+        });
+        if (!is_same) return false;
+        AddRows(changes, first, count, piece.data());
+      }
+      return true;
+    });
+  }
+
+  Status ReadReference(const std::function<void(const Tensor& value)>& use) {
     if (reader_ == nullptr) {
       GraphDef graph;
       *graph.add_node() = definition_;
@@ -280,48 +399,47 @@ class StateVariable {
       const Status status = Register(env_, graph, &reader_);
       if (!status.ok()) {
         LOG(ERROR) << "starwire: the state will lack " << name << ": " << StatusMessage(status);
-        return false;
+        return status;
       }
     }
     WaitedRun run;
-    // An error: the variable has no value yet.
-    if (!run.Run(*reader_, env_).ok() || run.fetches[0].dead) return false;
-    return use(run.fetches[0].tensor);
+    const Status status = run.Run(*reader_, env_);
+    if (status.ok() && !run.fetches[0].dead) use(run.fetches[0].tensor);
+    return status;
   }
 
-  void WriteRows(sw_changes* changes, const Tensor& value, bool all, const std::vector<uint64_t>& rows) {
-    std::vector<uint64_t> dims;
-    for (int i = 0; i < value.dims(); ++i) dims.push_back(static_cast<uint64_t>(value.dim_size(i)));
-    const auto content = value.tensor_data();
-    const auto* bytes = reinterpret_cast<const uint8_t*>(content.data());
-    const uint64_t n = content.empty() ? 0 : dims.empty() ? 1 : dims[0];
-    const uint64_t row_bytes = n == 0 ? 0 : content.size() / n;
-    if (id_ == 0 || dims != dims_) {
+  void AddRows(sw_changes* changes, uint64_t first, uint64_t n, const char* content) {
+    sw_changes_rows(changes, id_, first, {reinterpret_cast<const uint8_t*>(content), n * row_bytes_});
+  }
+
+  // Calls `add` with the first and the number of rows that follow each other. False: it has returned false.
+  bool WriteRows(sw_changes* changes, const Form& form, bool all, const std::vector<uint64_t>& rows,
+                 const std::function<bool(uint64_t first, uint64_t n)>& add) {
+    if (id_ == 0 || form.dims != dims_) {
       if (id_ != 0) sw_changes_gone(changes, id_);
       std::string definition;
       tensorflow::SerializeToStringDeterministic(definition_, &definition);
-      const sw_state_variable variable = {0, AsBytes(definition), dims.data(), dims.size(), n, row_bytes};
+      const sw_state_variable variable = {0,      AsBytes(definition), form.dims.data(), form.dims.size(),
+                                          form.n, form.row_bytes};
       id_ = sw_changes_variable(changes, &variable);
-      dims_ = std::move(dims);
-      SetSize(n, row_bytes);
+      dims_ = form.dims;
+      SetSize(form.n, form.row_bytes);
       all = true;
     }
-    if (n == 0) return;
-    if (all) {
-      sw_changes_rows(changes, id_, 0, {bytes, content.size()});
-      return;
-    }
+    if (form.n == 0) return true;
+    if (all) return add(0, form.n);
     const auto is_changed = [&rows](uint64_t row) { return (rows[row / 64] >> (row % 64) & 1) != 0; };
-    for (uint64_t row = 0; row < n; ++row) {
+    for (uint64_t row = 0; row < form.n; ++row) {
       if (row % 64 == 0 && rows[row / 64] == 0) {
         row += 63;
         continue;
       }
       if (!is_changed(row)) continue;
       const uint64_t first = row;
-      while (row + 1 < n && is_changed(row + 1)) ++row;
-      sw_changes_rows(changes, id_, first, {bytes + first * row_bytes, (row + 1 - first) * row_bytes});
+      while (row + 1 < form.n && is_changed(row + 1)) ++row;
+      if (!add(first, row + 1 - first)) return false;
     }
+    return true;
   }
 
   WorkerEnv* const env_;
@@ -337,6 +455,8 @@ class StateVariable {
   // All guarded by mu_.
   uint64_t rows_ = 0;
   uint64_t row_bytes_ = 0;
+  bool may_exist_ = false;  // a reference variable: a run may have made it
+  uint64_t changes_ = 0;    // such runs
   bool all_ = true;
   std::vector<uint64_t> rows_changed_;  // a bit for each row
   uint64_t count_ = 0;
@@ -398,10 +518,27 @@ Status StarState::RestoreOne(const sw_state* state, const sw_state_variable& sto
 std::shared_ptr<StateVariable> StarState::Know(const NodeDef& node) {
   const std::string key =
       Text(node, "container") + '\0' + (IsHandle(node) ? "handle" : "reference") + '\0' + NameOf(node);
+  NodeDef definition = DefinitionOf(node);
+  FindOwnDevice(&definition);
   std::lock_guard<std::mutex> lock(mu_);
   std::shared_ptr<StateVariable>& known = variables_[key];
-  if (known == nullptr) known = std::make_shared<StateVariable>(env_, DefinitionOf(node));
+  if (known != nullptr && known->dtype() != definition.attr().at("dtype").type()) retired_.push_back(std::move(known));
+  if (known == nullptr) known = std::make_shared<StateVariable>(env_, std::move(definition));
   return known;
+}
+
+// Sessions may call this task by another name.
+void StarState::FindOwnDevice(NodeDef* definition) const {
+  Device* found = nullptr;
+  DeviceNameUtils::ParsedName name;
+  if (env_->device_mgr->LookupDevice(definition->device(), &found).ok() ||
+      !DeviceNameUtils::ParseFullName(definition->device(), &name)) {
+    return;
+  }
+  for (Device* device : env_->device_mgr->ListDevices()) {
+    const auto& own = device->parsed_name();
+    if (own.type == name.type && own.id == name.id) definition->set_device(device->name());
+  }
 }
 
 std::vector<std::shared_ptr<StateVariable>> StarState::All() {
@@ -508,6 +645,18 @@ int IndicesOf(const OpDef& op) {
 }  // namespace
 
 std::vector<StateUpdate> StarState::UpdatesOf(const GraphDef& plan) {
+  std::vector<StateUpdate> updates = KnownUpdatesOf(plan);
+  const auto is_unknown = [](const StateUpdate& update) { return update.variable == nullptr; };
+  if (std::any_of(updates.begin(), updates.end(), is_unknown)) {
+    // It may give reference variables of its own graph their first values.
+    for (const NodeDef& node : plan.node()) {
+      if (IsKept(node) && !IsHandle(node)) updates.push_back({Know(node), -1});
+    }
+  }
+  return updates;
+}
+
+std::vector<StateUpdate> StarState::KnownUpdatesOf(const GraphDef& plan) {
   std::vector<StateUpdate> updates;
   if (plan.library().function_size() > 0) updates.push_back({nullptr, -1});
   const PlanNodes nodes(plan);
@@ -543,7 +692,7 @@ void StarState::Changed(const std::vector<StateUpdate>& updates, const std::vect
     if (updates[i].variable == nullptr) {
       AllChanged();
     } else if (updates[i].feed < 0) {
-      updates[i].variable->AllChanged();
+      updates[i].variable->Changed();
     } else {
       updates[i].variable->RowsChanged(ids[i]);
     }
@@ -551,7 +700,11 @@ void StarState::Changed(const std::vector<StateUpdate>& updates, const std::vect
 }
 
 void StarState::AllChanged() {
-  for (const auto& variable : All()) variable->AllChanged();
+  for (const auto& variable : All()) variable->MayHaveChanged();
+}
+
+void StarState::CleanedUp(const std::vector<std::string>& containers) {
+  for (const auto& variable : All()) variable->CleanedUp(containers);
 }
 
 Needs NeedsOf(const GraphDef& graph) {
@@ -570,6 +723,15 @@ Needs NeedsOf(const GraphDef& graph) {
 
 void StarState::Write(sw_changes* changes, bool early) {
   for (const auto& variable : All()) variable->Write(changes, early);
+  if (early) return;
+  std::lock_guard<std::mutex> lock(mu_);
+  for (const auto& variable : retired_) variable->Retire(changes);
+  retired_.clear();
+  // Of those that are gone, only what plans and graphs know is kept.
+  for (auto entry = variables_.begin(); entry != variables_.end();) {
+    const bool is_over = entry->second.use_count() == 1 && entry->second->IsAbsent();
+    entry = is_over ? variables_.erase(entry) : std::next(entry);
+  }
 }
 
 }  // namespace starwire

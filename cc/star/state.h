@@ -55,12 +55,16 @@ class StarState {
   // A run of the plan is over. `ids`: the feeds of UpdatesOf(), in its order.
   void Changed(const std::vector<StateUpdate>& updates, const std::vector<tensorflow::Tensor>& ids);
   void AllChanged();
+  // These containers are about to be cleared; none: the default ones.
+  void CleanedUp(const std::vector<std::string>& containers);
 
   // For sw_star_handlers.changes.
   void Write(sw_changes* changes, bool early);
 
  private:
   std::shared_ptr<StateVariable> Know(const tensorflow::NodeDef& node);
+  std::vector<StateUpdate> KnownUpdatesOf(const tensorflow::GraphDef& plan);
+  void FindOwnDevice(tensorflow::NodeDef* definition) const;
   Status RestoreOne(const sw_state* state, const sw_state_variable& stored);
   std::vector<std::shared_ptr<StateVariable>> All();
 
@@ -69,6 +73,8 @@ class StarState {
   std::mutex mu_;
   // By container, kind and name. Guarded by mu_.
   std::map<std::string, std::shared_ptr<StateVariable>> variables_;
+  // Their names have variables of other types now. Guarded by mu_.
+  std::vector<std::shared_ptr<StateVariable>> retired_;
 };
 
 }  // namespace starwire

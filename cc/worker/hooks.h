@@ -2,7 +2,9 @@
 #ifndef STARWIRE_CC_WORKER_HOOKS_H_
 #define STARWIRE_CC_WORKER_HOOKS_H_
 
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "cc/base/compat.h"
 #include "tensorflow/core/distributed_runtime/message_wrappers.h"
@@ -17,12 +19,13 @@ class SessionObserver {
   virtual ~SessionObserver() = default;
   // The session's master deletes it.
   virtual void SessionClosed(const std::string& handle) = 0;
-  // Resources of all sessions are being dropped (CleanupAll).
-  virtual void AllCleanedUp() = 0;
+  // Resources of all sessions are about to be dropped (CleanupAll): those in these containers, or, if there are none,
+  // in the default ones.
+  virtual void CleansUp(const std::vector<std::string>& containers) = 0;
   // Whether the server's variables outlive its process.
   virtual bool KeepsState() const = 0;
-  // What is to be called after each run of this graph; null: it changes nothing that outlives the process.
-  virtual std::function<void()> ChangesOf(const tensorflow::GraphDef& graph) = 0;
+  // What is to be called after each run of this graph of a session; null: it changes nothing that outlives the process.
+  virtual std::function<void()> ChangesOf(const std::string& session, const tensorflow::GraphDef& graph) = 0;
   // The same after CleanupAll.
   virtual void AllChanged() = 0;
   // Calls `then` when a run's caller may hear of changes: at once, or when they are written. With an error: they may

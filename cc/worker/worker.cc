@@ -118,7 +118,7 @@ void StarwireWorker::RegisterGraphAsync(const tensorflow::RegisterGraphRequest* 
   }
   const std::shared_ptr<SessionObserver> observer = Observer();
   if (observer != nullptr && observer->KeepsState()) {
-    std::function<void()> changes = observer->ChangesOf(request->graph_def());
+    std::function<void()> changes = observer->ChangesOf(request->session_handle(), request->graph_def());
     // Each session numbers its graphs from one, and so does a session that is created again in the next process.
     done = [this, response, session = request->session_handle(), changes = std::move(changes),
             done = std::move(done)](const Status& status) {
@@ -194,7 +194,7 @@ void StarwireWorker::DeleteWorkerSessionAsync(tensorflow::CallOptions* opts,
 void StarwireWorker::CleanupAllAsync(const tensorflow::CleanupAllRequest* request,
                                      tensorflow::CleanupAllResponse* response, StatusCallback done) {
   if (const auto observer = Observer()) {
-    observer->AllCleanedUp();
+    observer->CleansUp({request->container().begin(), request->container().end()});
     done = [observer, done = std::move(done)](const Status& status) {
       observer->AllChanged();
       done(status);

@@ -22,8 +22,15 @@ def flush(*servers):
     wait_until(lambda: all(begun(server) >= count + 3 for server, count in zip(servers, before)), 60, "three flushes")
 
 
-def begin_counting(target, use_resource):
-    """A session whose steps add one to three rows of a table and to a counter, on each server."""
+def begin_counting(target, use_resource, spec=None):
+    """A session whose steps add one to three rows of a table and to a counter, on each server. With `spec`, it brings a ClusterSpec, and shares its variables."""
+    config = one().ConfigProto()
+    if spec is not None:
+        # TensorFlow wants another name for the task that has the session.
+        own = {"ps": spec["ps"], "trainer": spec["worker"]}
+        config.cluster_def.CopyFrom(tf.train.ClusterSpec(own).as_cluster_def())
+        config.experimental.share_session_state_in_clusterspec_propagation = True
+    worker = "/job:worker/task:0" if spec is None else "/job:trainer/task:0"
     graph = tf.Graph()
     with graph.as_default():
         rows = one().placeholder(tf.int64, [3])
@@ -32,12 +39,12 @@ def begin_counting(target, use_resource):
             with tf.device(f"/job:ps/task:{server}"):
                 count = one().get_variable(f"count{server}", (), tf.int64, one().zeros_initializer(), use_resource=use_resource)
                 table = one().get_variable(f"table{server}", (1000, 4), tf.float32, one().zeros_initializer(), use_resource=use_resource)
-            with tf.device("/job:worker/task:0"):
+            with tf.device(worker):
                 update = tf.ones((3, 4)) * tf.cast(tf.size(rows) - 2, tf.float32)
             with tf.device(f"/job:ps/task:{server}"):
                 adds += [one().assign_add(count, 1), one().scatter_add(table, rows, update)]
             counts += [count, table]
-        sess = one().Session(target, graph=graph)
+        sess = one().Session(target, graph=graph, config=config)
         sess.run(one().global_variables_initializer())
         state["counting"] = sess, rows, tf.group(*adds), counts
 

@@ -13,6 +13,7 @@ import signal
 import pytest
 
 from cluster import TaskDied, free_port
+from counting import flush
 from device import GPU_ENVIRONMENT, OURS, DeviceChiefs, Devices, await_held, count_gpus, counts, hold, read_memory
 from device_programs import begin_training, close_queue, collect, continue_training, fail_in_mid_copy, freeze_case, lists, receive_too_much, relay, remote_functions, run_case, scheduled, train
 from graphs import CASES
@@ -230,6 +231,16 @@ def test_a_server_ends_in_mid_copy(controlled, way):
         assert ps.exit() == 0
         failed, _ = worker.result(60)
         assert failed[0] in ("UnavailableError", "AbortedError"), failed
+
+
+def test_a_state_leaves_out_variables_on_a_device(devices, kind, tmp_path):
+    """The host cannot read their memory: a server that did would end."""
+    with devices.fresh("star_server", ONE_WORKER, start=False) as cluster:
+        for server in (0, 1):
+            cluster.start("ps", server, STARWIRE_STATE=str(tmp_path))
+        cluster.start("worker", 0)
+        on_worker(cluster, train, f"{kind}:0", f"{kind}:0")
+        flush(cluster["ps", 0], cluster["ps", 1])
 
 
 @pytest.mark.deep(reason="takes ten seconds, for which TensorFlow's allocator hopes that memory is freed")

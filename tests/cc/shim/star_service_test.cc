@@ -193,7 +193,7 @@ TEST_F(StarServiceTest, APlanThatWasEvictedIsRegisteredAgain) {
 TEST_F(StarServiceTest, EverythingIsForgottenAfterACleanup) {
   const std::string push = Push("v");
   ASSERT_TRUE(Do("one", push, {Floats({1})}).status.ok());
-  ps_->star->AllCleanedUp();
+  ps_->star->CleansUp({});
   ps_->ExpectMetric("plans", 0);
   ASSERT_TRUE(Do("one", push, {Floats({1})}).status.ok());
   EXPECT_EQ(registrations_, 2);
