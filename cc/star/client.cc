@@ -200,12 +200,17 @@ void StarClient::Send(uint32_t method, const std::vector<uint8_t>& meta, const s
 
 void StarClient::Cancel() {
   static const std::string kMessage = "the step was cancelled";
-  uint64_t id;
+  uint64_t id, ticket;
   {
     std::lock_guard<std::mutex> lock(mu_);
     cancelled_ = true;
-    if (!has_id_) return;
+    ticket = ticket_;
+    if (ticket == 0 && !has_id_) return;
     id = id_;
+  }
+  if (ticket != 0) {
+    StopWaiting(ticket);
+    return;
   }
   // The cancelling thread may hold a lock that the completion takes.
   CompletionBatch::DeferScope defer;
@@ -284,13 +289,32 @@ void StarClient::Arrived(const Status& status, bool unknown) {
 
 bool StarClient::CreateSession(const Status& status) {
   if (!callee_->can_recover() || !IsSessionForgotten(status) || ++sessions_ > kMaxSessions) return false;
-  CreateSessionAgain(callee_->task, where_.session, where_.channel, status, [this](const Status& created) {
+  const uint64_t ticket = NewTicket();
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    ticket_ = ticket;
+  }
+  Ref();
+  CreateSessionAgain(callee_->task, where_.session, where_.channel, status, ticket, [this](const Status& created) {
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      ticket_ = 0;
+      has_id_ = false;
+    }
     if (created.ok()) {
       Call();
     } else {
       Finish(created);
     }
   });
+  bool cancel;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    cancel = cancelled_;
+  }
+  // Too late is no harm.
+  if (cancel) StopWaiting(ticket);
+  Unref();
   return true;
 }
 

@@ -142,6 +142,7 @@ class StarClient : public tensorflow::core::RefCounted {
   uint64_t request_ = 0;
   bool has_id_ = false;
   uint64_t id_ = 0;
+  uint64_t ticket_ = 0;  // of the wait for a session that is created again; 0: it does not wait for one
   bool cancelled_ = false;
 };
 

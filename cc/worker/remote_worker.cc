@@ -170,11 +170,15 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
     StatusCallback heal = [self = shared_from_this(), request, response, done = std::move(done), cancellation,
                            restarts](const Status& status) {
       if (restarts == 0 || !IsSessionForgotten(status)) return done(status);
-      CreateSessionAgain(self->target_, request->session_handle(), self->channel_, status,
+      const uint64_t ticket = NewTicket();
+      if (cancellation != nullptr) cancellation->current()->SetCancelCallback([ticket] { StopWaiting(ticket); });
+      CreateSessionAgain(self->target_, request->session_handle(), self->channel_, status, ticket,
                          [self, request, response, done, cancellation, restarts](const Status& created) {
+                           if (cancellation != nullptr) cancellation->current()->ClearCancelCallback();
                            if (!created.ok()) return done(created);
                            self->RegisterInSession(request, response, done, cancellation, restarts - 1);
                          });
+      if (cancellation != nullptr) cancellation->Started();
     };
     CallRepeatedly({channel_, target_, Method::kRegisterGraph, request, ParseInto(response), std::move(heal),
                     kWaitToConnect, cancellation});

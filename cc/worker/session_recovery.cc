@@ -4,8 +4,8 @@
 #include <map>
 #include <mutex>
 #include <utility>
-#include <vector>
 
+#include "cc/base/completion_batch.h"
 #include "cc/worker/worker_call.h"
 
 namespace starwire {
@@ -15,11 +15,14 @@ using tensorflow::StatusCallback;
 
 namespace {
 
+// By ticket.
+using Waiting = std::map<uint64_t, StatusCallback>;
+
 struct Session {
   std::shared_ptr<const CreateWorkerSessionRequest> request;
   bool was_created_again = false;
-  // Who waits for its creation; empty: it is not being created.
-  std::vector<StatusCallback> waiting;
+  bool is_being_created = false;
+  Waiting waiting;
 };
 
 struct Sessions {
@@ -33,14 +36,16 @@ Sessions* AllSessions() {
 }
 
 void Created(const std::string& task, const std::string& handle, const Status& status) {
-  std::vector<StatusCallback> waiting;
+  Waiting waiting;
   {
     Sessions* sessions = AllSessions();
     std::lock_guard<std::mutex> lock(sessions->mu);
     const auto found = sessions->kept.find({task, handle});
-    if (found != sessions->kept.end()) waiting.swap(found->second.waiting);
+    if (found == sessions->kept.end()) return;
+    found->second.is_being_created = false;
+    waiting.swap(found->second.waiting);
   }
-  for (const StatusCallback& done : waiting) done(status);
+  for (const auto& entry : waiting) entry.second(status);
 }
 
 }  // namespace
@@ -60,7 +65,7 @@ void KeepSession(const std::string& task, const CreateWorkerSessionRequest& requ
 }
 
 void DropSession(const std::string& task, const std::string& handle) {
-  std::vector<StatusCallback> waiting;
+  Waiting waiting;
   {
     Sessions* sessions = AllSessions();
     std::lock_guard<std::mutex> lock(sessions->mu);
@@ -69,7 +74,7 @@ void DropSession(const std::string& task, const std::string& handle) {
     waiting = std::move(found->second.waiting);
     sessions->kept.erase(found);
   }
-  for (const StatusCallback& done : waiting) done(MakeStatus(kCancelled, "the session was deleted"));
+  for (const auto& entry : waiting) entry.second(MakeStatus(kCancelled, "the session was deleted"));
 }
 
 bool IsSessionKept(const std::string& task, const std::string& handle) {
@@ -113,7 +118,7 @@ bool IsSessionForgotten(const Status& status) { return IsOwnAbort(status, "Sessi
 bool IsGraphForgotten(const Status& status) { return IsOwnAbort(status, "Graph handle is not found"); }
 
 void CreateSessionAgain(const std::string& task, const std::string& handle, const std::shared_ptr<Channel>& channel,
-                        const Status& status, StatusCallback done) {
+                        const Status& status, uint64_t ticket, StatusCallback done) {
   std::shared_ptr<const CreateWorkerSessionRequest> request;
   bool is_first = false;
   {
@@ -122,10 +127,10 @@ void CreateSessionAgain(const std::string& task, const std::string& handle, cons
     const auto found = sessions->kept.find({task, handle});
     if (found != sessions->kept.end()) {
       request = found->second.request;
-      is_first = found->second.waiting.empty();
+      is_first = !std::exchange(found->second.is_being_created, true);
       // Before the request is sent: whatever is sent after it may find the session.
       found->second.was_created_again = true;
-      found->second.waiting.push_back(std::move(done));
+      found->second.waiting[ticket] = std::move(done);
     }
   }
   if (request == nullptr) {
@@ -134,6 +139,30 @@ void CreateSessionAgain(const std::string& task, const std::string& handle, cons
     CallTask(channel, task, Method::kCreateWorkerSession, request,
              [task, handle](const Status& created) { Created(task, handle, created); });
   }
+}
+
+uint64_t NewTicket() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+void StopWaiting(uint64_t ticket) {
+  StatusCallback done;
+  {
+    Sessions* sessions = AllSessions();
+    std::lock_guard<std::mutex> lock(sessions->mu);
+    for (auto& entry : sessions->kept) {
+      const auto found = entry.second.waiting.find(ticket);
+      if (found == entry.second.waiting.end()) continue;
+      done = std::move(found->second);
+      entry.second.waiting.erase(found);
+      break;
+    }
+  }
+  if (done == nullptr) return;
+  // The cancelling thread may hold a lock that the completion takes.
+  CompletionBatch::DeferScope defer;
+  CompletionBatch::Add([done = std::move(done)] { done(MakeStatus(kCancelled, "the step was cancelled")); });
 }
 
 }  // namespace starwire

@@ -46,8 +46,14 @@ bool IsSessionForgotten(const Status& status);
 bool IsGraphForgotten(const Status& status);
 
 // Creates the session again, once for all that ask meanwhile. `status` is the result if the session is not kept.
+// `ticket`: of StopWaiting().
 void CreateSessionAgain(const std::string& task, const std::string& handle, const std::shared_ptr<Channel>& channel,
-                        const Status& status, tensorflow::StatusCallback done);
+                        const Status& status, uint64_t ticket, tensorflow::StatusCallback done);
+
+// A number for one that waits for a session. StopWaiting() ends its wait, soon and on another thread, with Cancelled;
+// it does nothing before or after the wait.
+uint64_t NewTicket();
+void StopWaiting(uint64_t ticket);
 
 }  // namespace starwire
 

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -128,6 +129,34 @@ TEST(RemoteWorkerTest, OnlyItsOwnErrorSaysWhatATaskHasForgotten) {
   EXPECT_FALSE(IsSessionForgotten(StatusGroup::MakeDerived(session)));
   EXPECT_FALSE(IsGraphForgotten(StatusGroup::MakeDerived(graph)));
   EXPECT_FALSE(IsSessionForgotten(graph) || IsGraphForgotten(session));
+}
+
+// The server, which came back, ends again before it has created the session.
+TEST(RemoteWorkerTest, WhoeverWaitsForASessionMayStop) {
+  const Cluster cluster;
+  const SilentServer server(cluster);
+  LoneWorker task(cluster);
+  std::shared_ptr<Channel> channel;
+  ASSERT_TRUE(task.engine->OpenChannel(kPs, "127.0.0.1:1", &channel).ok());
+  tensorflow::CreateWorkerSessionRequest request;
+  request.set_session_handle("kept");
+  KeepSession(kPs, request);
+  std::promise<Status> first, second;
+  const uint64_t ticket = NewTicket();
+  const Status forgotten = MakeStatus(kAborted, "Session handle is not found: kept");
+  CreateSessionAgain(kPs, "kept", channel, forgotten, ticket,
+                     [&first](const Status& status) { first.set_value(status); });
+  CreateSessionAgain(kPs, "kept", channel, forgotten, NewTicket(),
+                     [&second](const Status& status) { second.set_value(status); });
+  StopWaiting(ticket);
+  auto ended = first.get_future(), other = second.get_future();
+  ASSERT_EQ(ended.wait_for(kPatience), std::future_status::ready);
+  EXPECT_EQ(StatusNumber(ended.get()), kCancelled);
+  StopWaiting(ticket);
+  EXPECT_EQ(other.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  DropSession(kPs, "kept");
+  ASSERT_EQ(other.wait_for(kPatience), std::future_status::ready);
+  EXPECT_EQ(StatusNumber(other.get()), kCancelled);
 }
 
 TEST(RemoteWorkerTest, WhatACancellationDoesNotCauseIsReported) {
