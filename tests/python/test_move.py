@@ -9,6 +9,8 @@ import pytest
 
 from cluster import START_TIMEOUT, RemoteError, free_port, state
 from counting import STARCTL, Counting, counted, environment, flush, stop
+from metrics import data_port, metric
+from waiting import wait_until
 
 pytestmark = pytest.mark.ours
 
@@ -103,6 +105,52 @@ def test_a_standby_takes_over_from_a_server_that_was_killed(compared, tmp_path, 
         assert second == (steps, 12 * steps)
         assert first_sum == 12 * first
         assert first == steps if mode == "sync" else first <= steps
+
+
+def test_a_complete_copy_outlives_its_connection(compared, tmp_path):
+    """The owner dies and comes back while the standby does something else. The standby copies what it lacks, and does not begin anew."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
+        counting = Counting(cluster, tmp_path, True)
+        old, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
+        standby.wait_for_log("has a copy of the state of", timeout=START_TIMEOUT)
+        # A complete copy gets a new journal, and a server that starts keeps only the newest one.
+        journals = [lambda at=at: {path.name for path in (tmp_path / at / "ps-0").glob("journal-*")} for at in "01"]
+        wait_until(lambda: [found() for found in journals] == [{"journal-2"}] * 2, 60, "both have the new journal alone")
+        standby.stop()
+        flush(old)  # the answer waits in the standby's socket, and behind it the end of the connection
+        old.kill()
+        owner = cluster.start("ps", 0)
+        standby.resume()
+        counting.goes_on()
+        wait_until(lambda: metric(data_port(owner), "starwire_state_copies") == 1, 60, "the standby follows")
+        flush(owner)
+        owner.call(stop)
+        standby.result(60)
+        assert standby.full_log().count("has a copy of the state of") == 1
+        counting.goes_on()
+        steps = counting.stop()
+        (first, first_sum), second = counting.worker.call(counted)
+        assert second == (steps, 12 * steps)
+        assert first_sum == 12 * first and 0 < first <= steps
+
+
+def test_a_copy_that_was_promoted_by_mistake_stays_one(compared, tmp_path):
+    """Its owner answers, so a process that takes the copy up asks it first."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
+        counting = Counting(cluster, tmp_path, True)
+        owner, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
+        standby.wait_for_log("has a copy of the state of", timeout=START_TIMEOUT)
+        standby.stop()
+        subprocess.run([STARCTL, "state", "promote", tmp_path / "1" / "ps-0"], check=True, capture_output=True)
+        standby.kill()
+        _, again, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
+        again.wait_for_log("was promoted, but stays a standby")
+        counting.goes_on()
+        assert not again.ready()
+        owner.call(stop)
+        again.result(60)
+        steps = counting.stop()
+        assert counting.worker.call(counted) == [(steps, 12 * steps)] * 2
 
 
 def address_of():

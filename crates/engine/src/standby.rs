@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use crate::api::{Buffers, Host, IncomingCall, Level, Op, PendingOp, RecvRequest};
 use crate::channel::Channel;
 use crate::command::NewCall;
-use crate::config::{Config, Env, Identity, TakeOver};
+use crate::config::{Config, Env, HostPort, Identity, TakeOver, is_loopback, is_unspecified};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::star::{GIVEN_UP, folder_of, owner_of};
+use crate::star::{folder_of, owner_of};
 use crate::system::random;
 use starwire_marks::fail_point;
 use starwire_protocol::state::{Position, STATE, StateReply, StateRequest, TAIL, checksum};
@@ -49,9 +49,15 @@ pub fn take_over(env: &dyn Env, identity: Identity, log: Log) -> Result<(), Engi
         return Ok(());
     }
     let own = config.data_address(&identity.task, &identity.grpc_address)?.address().clone();
-    if own.port == 0 {
+    let lacks = match (&own, &from.address) {
+        (HostPort { port: 0, .. }, _) => Some("port"),
+        (HostPort { host, .. }, _) if is_unspecified(host) => Some("host"),
+        (HostPort { host: own, .. }, HostPort { host, .. }) if is_loopback(own) && !is_loopback(host) => Some("host"),
+        _ => None,
+    };
+    if let Some(lacks) = lacks {
         let line =
-            format!("{own}, this server's address in the ClusterSpec, has no port that workers could be sent to");
+            format!("{own}, this server's address in the ClusterSpec, has no {lacks} that workers could be sent to");
         return Err(EngineError::TakeOver(line));
     }
     let own = own.to_string();
@@ -80,8 +86,10 @@ struct Standby {
 
 /// Why the copy does not go on.
 enum Stop {
-    /// It goes on soon.
+    /// There was no answer: it goes on soon.
     Again(String),
+    /// The owner answers with an error, so it is there: the copy goes on soon.
+    Refused(String),
     /// It begins anew.
     Gone,
     Error(StateError),
@@ -112,7 +120,7 @@ impl Standby {
                 }
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::Gone) => {}
-                Err(Stop::Again(why)) => {
+                Err(Stop::Again(why) | Stop::Refused(why)) => {
                     if said.is_none_or(|at| at.elapsed() >= REMINDER) {
                         said = Some(Instant::now());
                         let line = format!("starwire: {task} has no copy of the state of {origin} now: {why}");
@@ -126,11 +134,12 @@ impl Standby {
 
     /// Follows the owner with a complete copy, until this process may take over.
     fn go_on(&self, mut replica: Replica) -> Result<(Replica, &'static str), Stop> {
-        let (journal, offset) = replica.position();
-        let position = Position { journal, offset };
-        let why = match self.alone(&mut replica, position)? {
+        let why = match self.alone(&mut replica)? {
             true => "it was promoted",
-            false => self.follow(&mut replica, position, None)?,
+            false => {
+                let position = position_of(&replica);
+                self.follow(&mut replica, position, None)?
+            }
         };
         Ok((replica, why))
     }
@@ -162,15 +171,22 @@ impl Standby {
     ) -> Result<&'static str, Stop> {
         // Once it is complete, the owner begins a new journal, and this process merges the one before.
         let mut merges_until: Option<Instant> = None;
+        let mut has_resumed = false;
         loop {
             let is_complete = begins.is_none();
             let (head, piece) = match self.ask(&StateRequest::Journal(position), DEADLINE) {
-                Err(Stop::Again(_)) if is_complete => match self.alone(replica, position)? {
-                    true => return Ok("it was promoted"),
-                    false => continue,
-                },
+                // The owner knows a copy by its connection: this may be another one.
+                Err(Stop::Again(_) | Stop::Refused(_)) | Ok((StateReply::Gone, _)) if is_complete && !has_resumed => {
+                    if self.alone(replica)? {
+                        return Ok("it was promoted");
+                    }
+                    position = position_of(replica);
+                    has_resumed = true;
+                    continue;
+                }
                 other => other?,
             };
+            has_resumed = false;
             let has_all = match head {
                 StateReply::Piece { more, .. } => {
                     replica.write_journal(position.journal, &piece)?;
@@ -206,13 +222,21 @@ impl Standby {
             } else if has_all && is_complete && merges_until.is_none() && self.when == TakeOver::Now {
                 return self.hand_over(replica, position);
             }
-            if is_complete && replica.is_promoted() {
-                replica.stay()?;
-                let Self { task, origin, log, .. } = self;
-                let line = format!("starwire: {task} was promoted, but stays a standby: {origin} answers");
-                log(Level::Warning, &line);
+            if is_complete {
+                self.stays(replica)?;
             }
         }
+    }
+
+    /// The owner answers: whoever has promoted the copy was wrong.
+    fn stays(&self, replica: &Replica) -> Result<(), StateError> {
+        if replica.is_promoted() {
+            replica.stay()?;
+            let Self { task, origin, log, .. } = self;
+            let line = format!("starwire: {task} was promoted, but stays a standby: {origin} answers");
+            log(Level::Warning, &line);
+        }
+        Ok(())
     }
 
     fn copy_variable(&self, replica: &Replica, id: u32, bytes: u64) -> Result<(), Stop> {
@@ -254,6 +278,8 @@ impl Standby {
                     position.offset += piece.len() as u64;
                 }
                 StateReply::Next => position = Position { journal: position.journal + 1, offset: 0 },
+                // The copy is complete: it goes on over another connection.
+                StateReply::Gone => return Err(Stop::Refused(format!("{} does not know this copy", self.origin))),
                 _ => return Err(self.unexpected(head)),
             }
         }
@@ -267,7 +293,6 @@ impl Standby {
                     return Ok("it was handed over");
                 }
                 Ok((head, _)) => return Err(self.unexpected(head)),
-                Err(Stop::Again(why)) if why.contains(GIVEN_UP) => return Err(Stop::Again(why)),
                 Err(Stop::Again(why)) if !std::mem::replace(&mut is_said, true) => self.say_alone(&why),
                 Err(Stop::Again(_)) => std::thread::sleep(PAUSE),
                 Err(error) => return Err(error),
@@ -287,28 +312,37 @@ impl Standby {
         log(Level::Warning, &line);
     }
 
-    /// The copy is complete, and its owner does not answer: waits until it does, or until somebody says that it has
-    /// ended; then it returns true.
-    fn alone(&self, replica: &mut Replica, position: Position) -> Result<bool, Stop> {
+    /// The copy is complete, and its owner does not answer as it should: waits until it does, or until it cannot be
+    /// reached and somebody has said that it has ended; then it returns true.
+    fn alone(&self, replica: &mut Replica) -> Result<bool, Stop> {
         let mut is_said = false;
         loop {
-            if replica.is_promoted() {
-                replica.prepare()?;
-                return Ok(true);
-            }
-            let resume = StateRequest::Resume { position, crc: replica.tail_crc(TAIL)? };
-            match self.ask(&resume, DEADLINE) {
-                Ok((StateReply::Nothing, _)) if !is_said => return Ok(false),
+            let resume = StateRequest::Resume { position: position_of(replica), crc: replica.tail_crc(TAIL)? };
+            let why = match self.ask(&resume, DEADLINE) {
                 Ok((StateReply::Nothing, _)) => {
-                    let Self { task, origin, log, .. } = self;
-                    log(Level::Info, &format!("starwire: {task} follows {origin} again"));
+                    self.stays(replica)?;
+                    if is_said {
+                        let Self { task, origin, log, .. } = self;
+                        log(Level::Info, &format!("starwire: {task} follows {origin} again"));
+                    }
                     return Ok(false);
                 }
                 Ok((head, _)) => return Err(self.unexpected(head)),
-                Err(Stop::Again(why)) if !std::mem::replace(&mut is_said, true) => self.say_alone(&why),
-                Err(Stop::Again(_)) => std::thread::sleep(PAUSE),
+                Err(Stop::Again(_)) if replica.is_promoted() => {
+                    replica.prepare()?;
+                    return Ok(true);
+                }
+                Err(Stop::Again(why)) => why,
+                Err(Stop::Refused(why)) => {
+                    self.stays(replica)?;
+                    why
+                }
                 Err(error) => return Err(error),
+            };
+            if !std::mem::replace(&mut is_said, true) {
+                self.say_alone(&why);
             }
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -332,7 +366,7 @@ impl Standby {
             deadline_to_connect: false,
             op: PendingOp::new(Asked(tell)),
         });
-        let (meta, piece) = answer(&told).map_err(Stop::Again)?;
+        let (meta, piece) = answer(&told)?;
         let head = StateReply::read(&meta).map_err(|error| Stop::Again(error.to_string()))?;
         match head {
             StateReply::Piece { crc, .. } if crc != checksum(&piece) => {
@@ -343,11 +377,16 @@ impl Standby {
     }
 }
 
-type Answer = Result<(Vec<u8>, Vec<u8>), String>;
+type Answer = Result<(Vec<u8>, Vec<u8>), Stop>;
 
 /// An engine that stops ends all calls.
 fn answer(told: &Receiver<Answer>) -> Answer {
-    told.recv().unwrap_or_else(|_| Err("the call was dropped".to_owned()))
+    told.recv().unwrap_or_else(|_| Err(Stop::Again("the call was dropped".to_owned())))
+}
+
+fn position_of(replica: &Replica) -> Position {
+    let (journal, offset) = replica.position();
+    Position { journal, offset }
 }
 
 /// A request of this process.
@@ -367,9 +406,8 @@ impl Op for Asked {
     fn done(self, outcome: &Outcome<'_>, buffers: Buffers) {
         let answer = match outcome {
             Outcome::Ok { meta } => Ok((meta.to_vec(), buffers.into_owned().pop().unwrap_or_default())),
-            Outcome::PeerError { message, .. } | Outcome::Local { message, .. } | Outcome::Lost { message, .. } => {
-                Err((*message).to_owned())
-            }
+            Outcome::PeerError { message, .. } => Err(Stop::Refused((*message).to_owned())),
+            Outcome::Local { message, .. } | Outcome::Lost { message, .. } => Err(Stop::Again((*message).to_owned())),
         };
         let _ = self.0.send(answer);
     }

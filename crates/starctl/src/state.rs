@@ -73,7 +73,7 @@ pub fn run(command: &Command) -> Result<ExitCode, Failure> {
         Command::Show { folders } => folders.iter().try_for_each(|folder| show(folder))?,
         Command::Promote { folder } => {
             let what = match starwire_state::promote(folder)? {
-                true => "the standby takes over",
+                true => "the standby takes over, unless the server answers it",
                 false => "a server that starts with it has the state",
             };
             unless_unread(say(format_args!("{}: {what}", folder.display())))?;

@@ -32,6 +32,23 @@ enum JobKind {
 /// Of jobs that are neither workers nor parameter servers.
 const OTHER_REACTORS: usize = 16;
 
+/// The state that this task keeps.
+fn state(reader: &mut Reader<'_>, identity: &Identity, is_server: bool) -> Result<Option<StateConfig>, ConfigError> {
+    let state = StateConfig::read(reader)?;
+    if is_server && identity.protocol.is_star() {
+        return Ok(state);
+    }
+    if state.is_some_and(|state| state.from.is_some()) {
+        // It would begin without the state, beside the server that has it.
+        let task = &identity.task;
+        let reason = format!(
+            "{task} keeps no state, because it is no parameter server (STARWIRE_PS_JOBS) of star_server or star_server_lite"
+        );
+        return Err(ConfigError::Contradiction { name: variables::STATE_FROM.name, reason });
+    }
+    Ok(None)
+}
+
 pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, ConfigError> {
     let reader = &mut Reader::new(env, identity.protocol);
     let mut warnings = unread_variables(env);
@@ -91,7 +108,7 @@ pub(super) fn from_env(env: &dyn Env, identity: Identity) -> Result<Config, Conf
     reader.get(&variables::ROW_UPDATES)?;
     reader.get(&variables::RECOVER_S)?;
     let is_server = kind == JobKind::Ps || roles::is_usual(&identity.job);
-    let state = StateConfig::read(reader)?.filter(|_| is_server && identity.protocol.is_star());
+    let state = state(reader, &identity, is_server)?;
     operations::read(reader)?;
 
     Ok(Config {

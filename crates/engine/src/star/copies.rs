@@ -5,7 +5,7 @@
 //! its disk, the owner marks its folder, and from then on answers nobody. If the other process is not heard of in
 //! between, the owner goes on.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// For so long, a server that stops sends its peers to the process that has taken over.
 pub const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Says to the other process that it has to begin anew.
-pub const GIVEN_UP: &str = "the take-over was given up";
+/// Says to the other process that it does not have the state.
+const GIVEN_UP: &str = "the take-over was given up";
 
 /// A reply to another process.
 pub struct CopyReply {
@@ -62,6 +62,8 @@ pub struct Copies {
 }
 
 struct Known {
+    /// Open connections that have asked for something.
+    open: HashSet<u64>,
     /// By connection.
     copies: HashMap<u64, Copy>,
     /// Where the commits of each journal end.
@@ -96,6 +98,7 @@ struct Copy {
 impl Default for Known {
     fn default() -> Self {
         Self {
+            open: HashSet::new(),
             copies: HashMap::new(),
             ends: BTreeMap::new(),
             take_over: TakeOver::No,
@@ -136,6 +139,11 @@ impl Copies {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A connection asks for something. On its reactor, before anything else and before [`Copies::gone`].
+    pub fn asks(&self, conn: u64) {
+        self.known().open.insert(conn);
+    }
+
     /// Another process begins a copy. May block.
     pub fn begin(&self, ticket: Ticket, folder: &Path) -> Result<CopyReply, StateError> {
         let Some(source) = Source::open(folder)? else {
@@ -150,7 +158,11 @@ impl Copies {
 
     fn add(&self, ticket: Ticket, source: Source, position: Position) {
         let source = Arc::new(Mutex::new(source));
-        self.known().copies.insert(ticket.conn, Copy { source, position, is_complete: false, waits: None });
+        let mut known = self.known();
+        // Of one that was closed meanwhile, nothing would remove the copy again.
+        if known.open.contains(&ticket.conn) {
+            known.copies.insert(ticket.conn, Copy { source, position, is_complete: false, waits: None });
+        }
     }
 
     /// A copy goes on over another connection. May block.
@@ -232,6 +244,7 @@ impl Copies {
     /// of this connection was complete.
     pub fn gone(&self, conn: u64) -> Option<(Option<u64>, bool)> {
         let mut known = self.known();
+        known.open.remove(&conn);
         match &mut known.take_over {
             TakeOver::Asked { ticket, .. } if ticket.conn == conn => known.take_over = TakeOver::No,
             // It is given up at once.
@@ -408,6 +421,7 @@ mod tests {
 
     /// A copy that has everything, and waits.
     fn complete(copies: &Copies, folder: &TempDir, store: &Store, conn: u64) {
+        copies.asks(conn);
         let begun = copies.begin(ticket(conn), folder.path()).unwrap();
         assert_eq!(begun.head, StateReply::Begun { journal: 1 });
         let (number, end) = newest(store);
@@ -444,6 +458,7 @@ mod tests {
         complete(&copies, &folder, &store, 1);
         complete(&copies, &folder, &store, 2);
         // One that is not complete holds nobody up.
+        copies.asks(3);
         copies.begin(ticket(3), folder.path()).unwrap();
         let before = newest(&store);
         assert!(flush(&mut store, &copies, 2));
@@ -460,6 +475,18 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_begins_when_its_connection_is_closed_keeps_nothing() {
+        let folder = TempDir::new("copies");
+        let (_store, copies) = owner(&folder);
+        copies.asks(1);
+        assert!(copies.gone(1).is_none());
+        let begun = copies.begin(ticket(1), folder.path()).unwrap();
+        assert_eq!(begun.head, StateReply::Begun { journal: 1 });
+        // As long as somebody reads, no journal is merged.
+        assert!(!copies.is_any());
+    }
+
+    #[test]
     fn another_connection_goes_on_with_the_same_copy_only() {
         let folder = TempDir::new("copies");
         let (store, copies) = owner(&folder);
@@ -468,6 +495,7 @@ mod tests {
         let path = folder.path().join(format!("journal-{journal}"));
         let content = std::fs::read(path).unwrap();
         let crc = checksum(&content[..usize::try_from(offset).unwrap()]);
+        copies.asks(5);
         let resume = |position, crc| copies.resume(ticket(5), folder.path(), position, crc).unwrap().head;
         assert_eq!(resume(position, crc ^ 1), StateReply::Gone);
         assert_eq!(resume(Position { journal: journal + 1, offset }, crc), StateReply::Gone);
@@ -551,6 +579,7 @@ mod tests {
     fn a_server_that_stops_offers_its_state_to_a_copy_that_has_all_of_it() {
         let folder = TempDir::new("copies");
         let (store, copies) = owner(&folder);
+        copies.asks(1);
         copies.begin(ticket(1), folder.path()).unwrap();
         assert!(!copies.offer());
         complete(&copies, &folder, &store, 1);

@@ -18,7 +18,6 @@ pub use crate::api::{
     CompiledPlan, Job, Kept, ReplyMeta, Slots, StarCall, StarFailure, StarHost, StarOutcome, StarReply,
 };
 pub(crate) use accounts::Accounts;
-pub(crate) use copies::GIVEN_UP;
 pub(crate) use server::StarServer;
 pub(crate) use shard::{Answer, StarShard};
 pub(crate) use state::{State, StateThread, folder_of, owner_of};

@@ -495,8 +495,11 @@ fn a_state_is_for_processes_of_its_task_and_whoever_comes_later_is_sent_on() {
         let said = said.clone();
         starwire_engine::take_over(&vars, identity, Arc::new(move |_, line| drop(said.send(line.to_owned()))))
     };
-    let refused = takes_over("127.0.0.1:0").unwrap_err().to_string();
-    assert!(refused.contains("127.0.0.1:0, this server's address in the ClusterSpec, has no port"), "{refused}");
+    for (own, lacks) in [("127.0.0.1:0", "port"), ("0.0.0.0:2", "host"), ("[::]:2", "host")] {
+        let refused = takes_over(own).unwrap_err().to_string();
+        let expected = format!("{own}, this server's address in the ClusterSpec, has no {lacks} that workers");
+        assert!(refused.contains(&expected), "{refused}");
+    }
     let mut copy = connect(&pair.ps);
     copy.write_all(&admission::hello_as(PS, "star_server", 0, &[])).unwrap();
     assert_eq!(heard(&mut copy).unwrap()[0], WELCOME);

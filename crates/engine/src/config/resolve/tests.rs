@@ -404,5 +404,23 @@ fn a_state_of_another_process_needs_a_folder() {
         let expected = "STARWIRE_STATE_FROM and STARWIRE_STATE conflict: the state needs a folder: set both, or none";
         assert!(text.contains(expected), "{text}");
     }
-    config(&from.set("STARWIRE_STATE", "/folder"), "ps");
+}
+
+#[test]
+fn only_a_server_that_keeps_a_state_takes_one_over() {
+    let from = env().set("STARWIRE_STATE_FROM", "move=ps-0:2222").set("STARWIRE_STATE", "/folder");
+    let read = |env: &MapEnv, job: &str, protocol| from_env(env, Identity { protocol, ..identity(job, 4) });
+    let named = from.clone().set("STARWIRE_PS_JOBS", "server");
+    for (env, job) in [(&from, "ps"), (&named, "server")] {
+        assert!(read(env, job, Protocol::StarServer).unwrap().state.is_some_and(|state| state.from.is_some()));
+    }
+    let others = [("server", Protocol::StarServer), ("worker", Protocol::StarServer), ("ps", Protocol::GrpcPlusPlus)];
+    for (job, protocol) in others {
+        let text = read(&from, job, protocol).unwrap_err().to_string();
+        let expected = format!("STARWIRE_STATE_FROM is inconsistent: /job:{job}/replica:0/task:0 keeps no state");
+        assert!(text.starts_with(&expected), "{text}");
+        // Of an environment for all tasks, the others ignore it.
+        let state = env().set("STARWIRE_STATE", "/folder");
+        assert_eq!(read(&state, job, protocol).unwrap().state, None);
+    }
 }

@@ -174,15 +174,16 @@ impl<H: Host> StarServer<H> {
     /// Another process of this task copies the state, or takes it over.
     pub(in crate::star) fn copy(self: &Arc<Self>, ticket: Ticket, peer: &str, meta: &[u8]) -> Result<(), StarFailure> {
         let task = &self.shared.config.identity.task;
-        if self.state.is_none() {
+        let Some(state) = &self.state else {
             let message = format!("starwire: {task} keeps no state that could be copied (STARWIRE_STATE)");
             return Err(StarFailure::new(code::FAILED_PRECONDITION, message));
-        }
+        };
         if peer != task {
             let message = format!("starwire: the state of {task} is copied by processes of that task only");
             return Err(StarFailure::new(code::PERMISSION_DENIED, message));
         }
         StateRequest::read(meta).map_err(|error| StarFailure::malformed(error.to_string()))?;
+        state.copies.asks(ticket.conn);
         self.serve_copy(ticket, meta.to_vec());
         Ok(())
     }
