@@ -69,8 +69,10 @@ struct State {
     current: Arc<Credentials>,
     /// This task and its address, once the certificate was found to speak for it: so must later ones.
     own: Option<(String, Option<String>)>,
-    /// Of the files when they were last read, whether or not they were usable.
+    /// Of the files that `current` was read from.
     seen: Stamps,
+    /// Of files that were unusable, as was said.
+    refused: Option<Stamps>,
     looked: Instant,
 }
 
@@ -108,7 +110,11 @@ impl Tls {
         // Before they are read: a change in between is found later.
         let seen = Stamps::of(&files);
         let current = Arc::new(Credentials::read(&files)?);
-        Ok(Self { files, names, state: Mutex::new(State { current, own: None, seen, looked: Instant::now() }) })
+        Ok(Self {
+            files,
+            names,
+            state: Mutex::new(State { current, own: None, seen, refused: None, looked: Instant::now() }),
+        })
     }
 
     /// The credentials for a new connection. Looks at the files, at most once a second; files that are unusable change
@@ -129,6 +135,7 @@ impl Tls {
             match read {
                 Ok(read) => {
                     state.current = Arc::new(read);
+                    (state.seen, state.refused) = (seen, None);
                     log(
                         Level::Info,
                         "starwire: the TLS certificate, key or CAs have changed; new connections use them",
@@ -139,10 +146,13 @@ impl Tls {
                     let line = format!(
                         "starwire: the TLS files have changed, but {path} cannot be used ({reason}); still using what they contained before"
                     );
-                    log(Level::Error, &line);
+                    // The cause may pass without a change of the files: no descriptor was left, or it is not valid yet.
+                    if state.refused.as_ref() != Some(&seen) {
+                        log(Level::Error, &line);
+                        state.refused = Some(seen);
+                    }
                 }
             }
-            state.seen = seen;
         }
         state.looked = Instant::now();
         state.current.clone()

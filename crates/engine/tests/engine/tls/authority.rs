@@ -38,15 +38,24 @@ impl Authority {
         self.issue_until(name, SystemTime::now() - Duration::from_secs(3600))
     }
 
+    /// The same, from a time that may be yet to come.
+    pub fn issue_from(&self, name: &str, from: SystemTime) -> (String, String) {
+        self.issue_between(name, from, from + Duration::from_secs(3600))
+    }
+
     fn issue_until(&self, name: &str, until: SystemTime) -> (String, String) {
+        self.issue_between(name, UNIX_EPOCH + Duration::from_secs(1_600_000_000), until)
+    }
+
+    fn issue_between(&self, name: &str, from: SystemTime, until: SystemTime) -> (String, String) {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.subject_alt_names.push(match name.parse() {
             Ok(ip) => SanType::IpAddress(ip),
             Err(_) if name.contains("://") => SanType::URI(name.try_into().unwrap()),
             Err(_) => SanType::DnsName(name.try_into().unwrap()),
         });
-        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
-        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + until.duration_since(UNIX_EPOCH).unwrap();
+        let date = |time: SystemTime| rcgen::date_time_ymd(1970, 1, 1) + time.duration_since(UNIX_EPOCH).unwrap();
+        (params.not_before, params.not_after) = (date(from), date(until));
         let key = KeyPair::generate().unwrap();
         (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
     }

@@ -503,3 +503,28 @@ fn files_are_read_again_while_calls_go_on() {
     stop.store(true, Ordering::Relaxed);
     assert!(load.join().unwrap() > 10);
 }
+
+#[test]
+fn files_that_become_usable_by_themselves_are_used() {
+    let authority = Authority::new("test");
+    let (ps_files, files) = (authority.identity(PS_NAME), authority.identity(WORKER_NAME));
+    let ps = start(PS, &ps_files, &[TCP, NAMES]);
+    let logged = |line: &str| {
+        // A new connection looks at the files.
+        let worker = start(WORKER, &files, &[TCP, NAMES]);
+        assert_eq!(call(&channel(&worker, &ps), ECHO, b"", None).message, "");
+        ps.task.logged(line)
+    };
+    let (refused, changed) = ("cert.pem cannot be used", "have changed; new connections use them");
+    // It is seen before it is valid, however slow the machine is.
+    let times = (3..).find_map(|seconds| {
+        let before = logged(changed);
+        let from = SystemTime::now() + Duration::from_secs(seconds);
+        let (certificate, key) = authority.issue_from(PS_NAME, from);
+        ps_files.replace(&certificate, &key, &authority.pem());
+        eventually("the files are seen", || logged(refused) > 0 || ps.task.logged(changed) > before);
+        (ps.task.logged(refused) > 0).then_some(before)
+    });
+    eventually("the files are used", || logged(changed) > times.unwrap());
+    assert_eq!(ps.task.logged(refused), 1, "it is said once");
+}
