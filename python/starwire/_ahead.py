@@ -101,13 +101,18 @@ class Ahead:
             self._is_stale = True
 
     def close(self):
-        with self._changed:
-            self._is_closed = True
+        self._is_closed = True
+        # A run of another thread may have it until the session is closed: one that waits for a server, say.
+        has_lock = self._changed.acquire(timeout=1)
+        try:
             reader, self._reader = self._reader, None
             if reader is not None:
                 reader.put(None)
-            is_idle = not self._takers and not self._is_broken and all(read.is_done for read in self._reads)
+            is_idle = has_lock and not self._takers and not self._is_broken and all(read.is_done for read in self._reads)
             rewrite = self._rewrite
+        finally:
+            if has_lock:
+                self._changed.release()
         if rewrite is None:
             return
         try:  # what it holds on the worker

@@ -528,9 +528,36 @@ def left_by_another_session(case):
     return case.seen, sum(case.sess.run(sizes))
 
 
+def closed_while_another_thread_waits(case):
+    """As one does whose run waits for a server that is away: only the end of the session ends that."""
+    case.begin()
+    case.take(3)
+    closed, holds, ended = threading.Event(), threading.Event(), []
+    if case.ahead:
+        changed = case.sess._starwire_runs._ahead._changed
+
+        def hold():
+            with changed:
+                holds.set()
+                ended.append(closed.wait(60))
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        holds.wait()
+    case.sess.close()
+    closed.set()
+    if case.ahead:
+        thread.join()
+        assert ended == [True], "close() waits for the other thread"
+    case.begin()
+    case.take(3)
+    return case.seen
+
+
 CASES = [
     behind_a_barrier, interrupted, by_threads, taken_meanwhile, taken_at_the_end, initialised_meanwhile, fed_in_part, of_another_iterator, behind_the_element, in_a_handler,
     of_unknown_size, wrongly_fed, fed_what_starwire_does_not_know, taken_as_optional, left_by_another_session,
+    closed_while_another_thread_waits,
 ]
 
 
