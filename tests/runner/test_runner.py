@@ -155,7 +155,8 @@ def test_signals_that_the_caller_ignores_are_not_ignored_in_jobs(tmp_path):
 
 def test_jobs_end_when_the_terminal_goes_away(tmp_path):
     pid_file = tmp_path / "pid"
-    job = f"Job('waits', 'echo $$ >{pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 1000')"
+    command = f'echo $$ >"{pid_file}.new"; mv "{pid_file}.new" "{pid_file}"; exec sleep 1000'
+    job = f"Job('waits', {command!r})"
     code = f"import pathlib, sys; sys.path.insert(0, {str(HERE)!r}); import scheduler; from jobs import Job; scheduler.default_signals(); scheduler.Scheduler([{job}], pathlib.Path({str(tmp_path)!r}), print).run()"
     with subprocess.Popen([sys.executable, "-c", code], preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)) as runner:
         while not pid_file.exists():
@@ -240,7 +241,7 @@ NEXTEST = '<testsuites><testsuite><testcase classname="crate" name="test" time="
 
 
 def test_each_test_of_a_gtest_is_recorded(tmp_path):
-    job = Job("made", f"cat >$STARWIRE_TEST_TIMES <<'END'\n{GTEST}\nEND", report="gtest")
+    job = Job("made", f"cat >\"$STARWIRE_TEST_TIMES\" <<'END'\n{GTEST}\nEND", report="gtest")
     recorded = times.Times(tmp_path)
     _, _, runs = run([job], tmp_path)
     assert recorded.add(runs["made"])["tests"] == 3

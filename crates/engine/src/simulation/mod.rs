@@ -48,6 +48,7 @@ use requests::Need;
 use setup::{LAST_EARLY, MOST_TASKS, Scenario, Setup};
 use starwire_marks::fail_points::observe;
 use starwire_net::reactor::mailbox::{EventWaker, mailbox};
+use starwire_net::transport::descriptors;
 use starwire_protocol::{Secret, code};
 use tally::{Found, Tally, Watchdog};
 
@@ -132,6 +133,8 @@ impl World {
         let Setup { scenario, tasks, has_more, has_clients, is_early, sleeps, mut settings, random, .. } = setup;
         let ledger = Ledger { is_tight: setup.is_tight, ..Ledger::default() };
         let now = Instant::now();
+        // Each end of a connection has one, and users may often have 1024.
+        descriptors::allow(8192).unwrap();
         let certificates = setup.has_tls.then(Certificates::new);
         let names = setup.has_names.then(Names::default);
         settings.extend(certificates.iter().flat_map(Certificates::settings));

@@ -55,6 +55,9 @@ fn both_sides_count_the_same_traffic_and_large_tensors_are_never_copied() {
     for unix in ["off", "auto"] {
         let (server, client) = (start(SERVER, unix), start(CLIENT, unix));
         client.knows(SERVER, &server);
+        if unix == "auto" {
+            harness::eventually("the unix socket", || harness::unix_sockets(&server) == 1);
+        }
         traffic(&client, &client.channel(SERVER));
 
         let tensors = STEPS * (SMALL.0 + LARGE.0) as i64;
