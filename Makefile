@@ -138,7 +138,7 @@ bench-executor: build #- Measure the executors' cost per kernel (1 min)
 TESTS = VENV="$(VENV)" TF_VERSION=$(TF_VERSION) CARGO="$(CARGO)" python3 scripts/test
 
 .PHONY: test
-test: ## Run the tests (11 min on fast cores, 28 on slow ones; ONLY="rust abi python/star": only these jobs; PYTEST_ARGS="-k name": only these tests of them); times go to target/test/times.json
+test: ## Run the tests (14 min; 28 on slow cores; ONLY="rust abi python/star": only these jobs; PYTEST_ARGS="-k name": only these tests of them); times go to target/test/times.json
 	@$(TESTS) $(ONLY)
 
 .PHONY: test-deep
