@@ -293,6 +293,14 @@ impl<H: Host> Freeze for Engine<H> {
         }
     }
 
+    fn is_frozen(&self) -> bool {
+        self.shared.forks != fork::count() || Arc::strong_count(&self.shared.callbacks) == 1
+    }
+
+    fn leave(&self) {
+        self.shared.leaving.store(true, Ordering::Release);
+    }
+
     fn is_running(&self) -> bool {
         self.shared.forks == fork::count() && Arc::strong_count(&self.alive) > 1
     }

@@ -35,6 +35,10 @@ pub struct Shared<H: Host> {
     pub(crate) senders: OnceLock<Vec<Sender<Command<H>>>>,
     /// The process is exiting: reactors stop where they are and make no callbacks.
     pub(crate) frozen: AtomicBool,
+    /// Each reactor that may still make callbacks has one.
+    pub(crate) callbacks: Arc<()>,
+    /// All reactors of the process are frozen, and say GOODBYE.
+    pub(crate) leaving: AtomicBool,
     pub(crate) forks: u64,
     pub(crate) metrics: Metrics,
     pub(crate) connections: Arc<Connections>,
@@ -101,6 +105,8 @@ impl<H: Host> Shared<H> {
             incarnation,
             senders: OnceLock::new(),
             frozen: AtomicBool::new(false),
+            callbacks: Arc::default(),
+            leaving: AtomicBool::new(false),
             forks: fork::count(),
             metrics: Metrics::default(),
             connections: Arc::default(),

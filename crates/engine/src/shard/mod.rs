@@ -25,6 +25,8 @@ use wait::Waiter;
 const COMMANDS_PER_ROUND: usize = 4096;
 /// How long a stopping reactor waits for the kernel to release its memory.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// A frozen reactor looks this often whether all others are.
+const FREEZE_INTERVAL: Duration = Duration::from_millis(1);
 
 pub struct Shard<H: Host> {
     index: usize,
@@ -40,6 +42,8 @@ pub struct Shard<H: Host> {
     local: Vec<Command<H>>,
     stopping: Option<Instant>,
     look_up_name: LookUpName<H>,
+    /// While this reactor may make callbacks.
+    callbacks: Option<Arc<()>>,
 }
 
 impl<H: Host> Shard<H> {
@@ -63,6 +67,7 @@ impl<H: Host> Shard<H> {
             local: Vec::new(),
             stopping: None,
             look_up_name: look_up_in_thread,
+            callbacks: Some(shared.callbacks.clone()),
             shared,
         }
     }
@@ -158,6 +163,10 @@ impl<H: Host> Shard<H> {
 
     /// The process is exiting: makes no callbacks and frees nothing, because memory that callbacks own may be gone.
     fn freeze(&mut self) {
+        self.callbacks = None;
+        while !self.shared.leaving.load(Ordering::Acquire) {
+            std::thread::sleep(FREEZE_INTERVAL);
+        }
         self.links.freeze();
         std::mem::forget(std::mem::take(&mut self.peers));
         self.mailbox.close();
@@ -179,10 +188,15 @@ impl<H: Host> Shard<H> {
         self.links.stop_star();
     }
 
-    fn wait(&mut self, now: Instant) {
+    /// When this reactor goes on if nothing comes.
+    pub fn wakes_at(&mut self, now: Instant) -> Option<Instant> {
         // A stopped reactor with nothing to close ends at once.
         let has_work = !self.queue.is_empty() || !self.mailbox.is_empty() || self.is_finished(now);
-        let until = if has_work { Some(now) } else { self.next_due() };
+        if has_work { Some(now) } else { self.next_due() }
+    }
+
+    fn wait(&mut self, now: Instant) {
+        let until = self.wakes_at(now);
         self.waiter.wait(&mut self.links, &mut self.mailbox, now, until);
     }
 

@@ -126,6 +126,14 @@ fn a_peer_that_vanishes_in_a_transfer_is_noticed() {
 }
 
 #[test]
+fn reactors_without_connections_do_not_hold_up_the_end() {
+    let mut world = World::new(Setup::quiet(AFTER_MS, TIMEOUT_MS, false));
+    let began = world.now;
+    world.stop(0);
+    assert!(world.now - began < Duration::from_millis(10));
+}
+
+#[test]
 fn an_idle_connection_keeps_no_long_lists() {
     let mut world = World::slow(false);
     world.net.borrow_mut().rate = None;

@@ -1,5 +1,6 @@
 //! Process exit. TensorFlow's and Python's statics are destroyed while our threads may still run, so at exit every
-//! reactor stops where it is, without callbacks.
+//! reactor stops where it is, without callbacks. Only when all have stopped do they say GOODBYE: a peer answers that by
+//! ending steps, and Python ends the process with SIGABRT if one of its threads comes back from a step now.
 
 use std::sync::{Mutex, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -8,13 +9,18 @@ use std::time::{Duration, Instant};
 pub trait Freeze: Send + Sync {
     /// Tells the reactors to stop where they are.
     fn freeze(&self);
+    /// None of them makes callbacks any more.
+    fn is_frozen(&self) -> bool;
+    /// Lets frozen reactors say GOODBYE and end.
+    fn leave(&self);
     /// A reactor of this process still runs.
     fn is_running(&self) -> bool;
 }
 
 static ENGINES: Mutex<Vec<Weak<dyn Freeze>>> = Mutex::new(Vec::new());
 
-/// A reactor that does not stop within this time is in a callback; exit does not wait for it.
+/// A reactor that does not stop within this time is in a callback; exit does not wait for it, and no reactor says
+/// GOODBYE.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub fn watch(engine: Weak<dyn Freeze>) {
@@ -38,12 +44,23 @@ extern "C" fn freeze_all() {
         for engine in &live {
             engine.freeze();
         }
-        for engine in live {
-            while engine.is_running() && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            // Dropping the last reference here would call back into a half-destroyed process.
-            std::mem::forget(engine);
+        if eventually(until, || live.iter().all(|engine| engine.is_frozen())) {
+            live.iter().for_each(|engine| engine.leave());
+            eventually(until, || !live.iter().any(|engine| engine.is_running()));
         }
+        // Dropping the last reference here would call back into a half-destroyed process.
+        std::mem::forget(live);
     });
+}
+
+fn eventually(until: Instant, condition: impl Fn() -> bool) -> bool {
+    loop {
+        if condition() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

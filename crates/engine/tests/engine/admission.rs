@@ -1,15 +1,17 @@
 //! Unauthenticated connections must not disturb a server and its members: raw bytes over real sockets, as in
 //! `docs/protocol.md`.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::harness::*;
 use crate::{PS, WORKER, count, http, pair, pattern, roads};
+use starwire_engine::NewRecv;
 use starwire_net::transport::descriptors;
 
 const SECRET: (&str, &str) = ("STARWIRE_SECRET", "a-secret-of-enough-length");
@@ -268,24 +270,76 @@ fn visitor() {
     std::process::exit(0);
 }
 
+/// Run in its own process by the last of these tests: exits while one of two reactors is in a callback, which ends when
+/// its test ends the input.
+#[test]
+#[ignore = "a part of another test"]
+#[expect(clippy::exit, reason = "ends without an orderly shutdown")]
+fn visitor_in_a_callback() {
+    let Ok(address) = std::env::var("STARWIRE_TEST_VISIT") else { return };
+    let worker = Task::start(WORKER, &[("STARWIRE_REACTORS", "2")]);
+    // Two channels: one for each reactor.
+    let channels = [PS, "/job:ps/replica:0/task:1"].map(|name| {
+        worker.finds(name, address.clone());
+        worker.channel(name)
+    });
+    for channel in &channels {
+        recv(channel, 1, "never;0", 0, 0);
+    }
+    eventually("a connection of each reactor", || count(&worker, "starwire_connections_out") == 2);
+    let (waiter, op) = op(false);
+    let (held, holds) = std::sync::mpsc::channel();
+    let callback = waiter.clone();
+    std::thread::spawn(move || {
+        let hold = callback.hold();
+        held.send(()).unwrap();
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        drop(hold);
+    });
+    holds.recv().unwrap();
+    channels[0].recv(NewRecv { step: 1, prefix: b"key;8"[..].into(), frame: 0, iter: 0, op });
+    eventually("a callback", || waiter.is_ending());
+    eprintln!("exits");
+    std::process::exit(0);
+}
+
+/// A process that visits this task.
+fn visit(ps: &Task, visitor: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", visitor, "--ignored", "--nocapture"]).env("STARWIRE_TEST_VISIT", ps.address());
+    // For sanitizer builds: a process that exits mid-work leaves memory and threads behind.
+    command.env("ASAN_OPTIONS", "detect_leaks=0").env("TSAN_OPTIONS", "report_thread_leaks=0");
+    command
+}
+
 #[test]
 fn a_process_that_exits_is_no_loss() {
     let ps = Task::start(PS, &[]);
     for visits in 1..4 {
-        let visit = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "admission::visitor", "--ignored"])
-            .env("STARWIRE_TEST_VISIT", ps.address())
-            // For sanitizer builds: a process that exits mid-work leaves memory and threads behind.
-            .env("ASAN_OPTIONS", "detect_leaks=0")
-            .env("TSAN_OPTIONS", "report_thread_leaks=0")
-            .output()
-            .unwrap();
+        let visit = visit(&ps, "admission::visitor").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&visit.stdout), String::from_utf8_lossy(&visit.stderr));
         assert!(visit.status.success(), "{}\n{out}\n{err}", visit.status);
         assert_eq!(count(&ps, "starwire_accepts_total"), visits);
         eventually("the visitor is gone", || count(&ps, "starwire_connections_in") == 0);
         assert_eq!(count(&ps, "starwire_losses_total"), 0);
     }
+}
+
+/// A peer answers GOODBYE by ending steps, which a reactor that still makes callbacks would report.
+#[test]
+fn a_process_that_exits_says_goodbye_when_no_reactor_makes_callbacks() {
+    let ps = Task::start(PS, &[]);
+    let mut visitor = visit(&ps, "admission::visitor_in_a_callback");
+    let mut visitor = visitor.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let stdin = visitor.stdin.take();
+    let mut lines = BufReader::new(visitor.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "exits"));
+    // GOODBYE would come at once.
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(count(&ps, "starwire_connections_in"), 2);
+    drop(stdin);
+    eventually("the visitor is gone", || count(&ps, "starwire_connections_in") == 0);
+    assert!(visitor.wait().unwrap().success());
 }
 
 #[test]

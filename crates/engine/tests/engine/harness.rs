@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use starwire_engine::config::{Identity, MapEnv};
@@ -333,6 +333,8 @@ pub struct Waiter {
     changed: Condvar,
     /// The [`turn`] of its end.
     turn: AtomicU64,
+    /// The callback of its end has begun.
+    ending: AtomicBool,
 }
 
 /// An outgoing request that its test waits for.
@@ -350,6 +352,15 @@ impl Waiter {
             end = self.changed.wait_timeout(end, left).unwrap().0;
         }
         end.clone().unwrap()
+    }
+
+    /// Until the guard is dropped, the callback of its end does not return.
+    pub fn hold(&self) -> MutexGuard<'_, Option<End>> {
+        self.end.lock().unwrap()
+    }
+
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
     }
 
     pub fn is_done(&self) -> bool {
@@ -376,6 +387,7 @@ impl Op for Request {
             Outcome::PeerError { code, message, details } => (*code, *message, *details, true),
             Outcome::Local { code, message } | Outcome::Lost { code, message } => (*code, *message, &b""[..], false),
         };
+        self.waiter.ending.store(true, Ordering::Release);
         let end = End { code, message: message.into(), meta: meta.to_vec(), from_peer, parts: buffers.into_owned() };
         let mut place = self.waiter.end.lock().unwrap();
         assert!(place.is_none(), "a call ends once");

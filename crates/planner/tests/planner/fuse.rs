@@ -425,10 +425,8 @@ fn a_large_graph_is_planned_at_once() {
         edges.extend([edge(first, first + 1, 0), edge(first + 1, first + 2, 0), edge(first + 2, first + 3, 0)]);
     }
     let graph = Graph::new(nodes, edges, None).unwrap();
-    let begun = std::time::Instant::now();
+    // Takes a fraction of a second. Time that grew with the square of the graph would be minutes, which no test may
+    // take.
     let plan = plan(&graph, &LIMITS).unwrap();
-    let took = begun.elapsed();
-    // Takes a fraction of a second; time that grew with the square of the graph would be minutes.
     assert_eq!(plan.groups.iter().map(|group| group.items.len()).sum::<usize>(), 100_000);
-    assert!(took.as_secs() < 60, "{took:?}");
 }

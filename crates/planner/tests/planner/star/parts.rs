@@ -209,12 +209,10 @@ fn a_large_graph_is_split_at_once() {
     for (style, split_bytes, calls) in
         [(Style::Robust, 0, 8), (Style::Lite, 0, 8), (Style::Robust, 1 << 10, 256), (Style::Lite, 1 << 10, 256)]
     {
-        let begun = std::time::Instant::now();
+        // Takes a fraction of a second. Time that grew with the square of the graph would be minutes, which no test may
+        // take.
         let plan = star::plan(&graph, &roles(&graph), style, split_bytes).unwrap();
-        let took = begun.elapsed();
         assert_eq!(plan.calls.len(), calls);
-        // Takes a fraction of a second; time that grew with the square of the graph would be minutes.
-        assert!(took.as_secs() < 60, "{took:?}");
     }
 }
 
