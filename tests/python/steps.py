@@ -77,13 +77,16 @@ class Never:
 
     def once_it_waits(self, target, act):
         """Calls `act` in another thread once a step, which begins after this, waits."""
-        sess = one().Session(target, graph=self.steps.graph)
-        before = sess.run(self.steps)
+        sessions = [one().Session(target, graph=self.steps.graph)]
+        before = sessions[0].run(self.steps)
 
         def watch():
+            sess = sessions.pop()
             while sess.run(self.steps) == before:
                 time.sleep(0.01)
             sess.close()
+            # TensorFlow deletes it now. If Python ended in the middle of that, a thread that wants to return to it would abort the process.
+            del sess
             act()
 
         threading.Thread(target=watch, daemon=True).start()

@@ -4,10 +4,13 @@
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <memory>
@@ -24,6 +27,7 @@
 #include "tensorflow/core/distributed_runtime/worker_env.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/platform/env.h"
+#include "tensorflow/core/platform/logging.h"
 #include "tensorflow/core/protobuf/tensorflow_server.pb.h"
 #include "tensorflow/core/public/session_options.h"
 
@@ -84,16 +88,48 @@ class Cluster {
   std::vector<int> data_ports;  // of the same tasks
 
  private:
+  // A port that the kernel gives to no connection. As in crates/engine/tests/engine/harness.rs, with which it shares
+  // the ports: each process has some of its own, as long as it holds an abstract unix socket.
   static int FreePort() {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    constexpr int kShares = 64, kFirst = 2048, kEnd = 10000;
+    static const int share = [] {
+      for (int number = 0; number < kShares; ++number) {
+        const int share = (getpid() + number) % kShares;
+        if (BindTo("starwire-rust-test-ports-" + std::to_string(share))) return share;
+      }
+      LOG(FATAL) << "more processes of tests than shares of ports";
+    }();
+    static std::atomic<int> next{static_cast<int>(getpid())};
+    for (int tries = 0; tries < kEnd; ++tries) {
+      const int port = kFirst + share + kShares * (next++ % ((kEnd - kFirst) / kShares));
+      if (port / 1000 % 2 == 0 && IsFree(port)) return port;
+    }
+    LOG(FATAL) << "no port of share " << share << " is free";
+  }
+
+  // Holds an abstract unix socket for as long as this process lives.
+  static bool BindTo(const std::string& name) {
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    name.copy(address.sun_path + 1, sizeof(address.sun_path) - 1);
+    const socklen_t len = offsetof(sockaddr_un, sun_path) + 1 + name.size();
+    if (bind(fd, reinterpret_cast<sockaddr*>(&address), len) == 0) return true;
+    close(fd);
+    return false;
+  }
+
+  static bool IsFree(int port) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int one = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     sockaddr_in address = {};
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t len = sizeof(address);
-    EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), len), 0);
-    EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &len), 0);
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    address.sin_port = htons(port);
+    const bool is_free = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
     close(fd);
-    return ntohs(address.sin_port);
+    return is_free;
   }
 
   std::string folder_;
