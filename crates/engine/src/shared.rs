@@ -40,6 +40,8 @@ pub struct Shared<H: Host> {
     /// All reactors of the process are frozen, and say GOODBYE.
     pub(crate) leaving: AtomicBool,
     pub(crate) forks: u64,
+    /// The time. In a simulation it is virtual.
+    pub(crate) clock: fn() -> Instant,
     pub(crate) metrics: Metrics,
     pub(crate) connections: Arc<Connections>,
     pub(crate) started: Instant,
@@ -108,6 +110,7 @@ impl<H: Host> Shared<H> {
             callbacks: Arc::default(),
             leaving: AtomicBool::new(false),
             forks: fork::count(),
+            clock: Instant::now,
             metrics: Metrics::default(),
             connections: Arc::default(),
             started: Instant::now(),
@@ -196,8 +199,12 @@ impl<H: Host> Shared<H> {
         self.log_change(&task, &address, "left");
     }
 
+    pub(crate) fn now(&self) -> Instant {
+        (self.clock)()
+    }
+
     fn log_change(&self, task: &str, address: &str, what: &str) {
-        if self.join_limiter.allows(&format!("{task} {what}"), Instant::now()) {
+        if self.join_limiter.allows(&format!("{task} {what}"), self.now()) {
             let line = format!("starwire: {task} at {address} {what} (repeats are suppressed for a minute)");
             self.host.log(Level::Info, &line);
         }

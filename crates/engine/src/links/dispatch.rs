@@ -82,10 +82,10 @@ impl<H: Host> Dispatcher<H> {
             memory: CallMemory(shared.clone()),
             star: services.star.map(StarShard::new),
             tunnels: services.tunnels,
+            now: shared.now(),
             shared,
             batch: Vec::with_capacity(BATCH),
             delivered: false,
-            now: Instant::now(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Virtual time, and who runs in it.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -8,8 +9,23 @@ use super::{Scenario, Task, World};
 use crate::command::Command;
 use crate::shard::Shard;
 
+thread_local! {
+    static NOW: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// The time of the world that this thread simulates.
+pub(super) fn now() -> Instant {
+    NOW.get().unwrap()
+}
+
+/// A world begins.
+pub(super) fn begin(now: Instant) {
+    NOW.set(Some(now));
+}
+
 impl World {
     pub(super) fn set_now(&mut self, now: Instant) {
+        begin(now);
         self.now = now;
         self.net.borrow_mut().now = now;
         self.ledger.lock().unwrap().now = Some(now);

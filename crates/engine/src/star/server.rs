@@ -107,8 +107,8 @@ impl<H: Host> StarServer<H> {
         let own = || shared.host.star().map(|host| host.incarnations().to_vec());
         let incarnations = state.as_ref().map(State::incarnations).or_else(own).unwrap_or_default();
         Self {
+            started: shared.now(),
             shared,
-            started: Instant::now(),
             generation: plans.generation(),
             plans: Mutex::new(plans),
             accounts,
@@ -129,7 +129,7 @@ impl<H: Host> StarServer<H> {
     }
 
     fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.time(self.shared.now())
     }
 
     fn plans(&self) -> MutexGuard<'_, PlanTable<H>> {

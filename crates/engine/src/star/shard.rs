@@ -119,7 +119,7 @@ impl<H: Host> StarShard<H> {
             known: HashMap::new(),
             generation: server.generation.load(Ordering::Acquire),
             inline: config.inline,
-            next_tick: Instant::now(),
+            next_tick: server.shared.now(),
             server,
         }
     }
