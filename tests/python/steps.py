@@ -85,7 +85,7 @@ class Never:
             while sess.run(self.steps) == before:
                 time.sleep(0.01)
             sess.close()
-            # TensorFlow deletes it now. If Python ended in the middle of that, a thread that wants to return to it would abort the process.
+            # TensorFlow deletes it now. If Python ended in the middle of that, it would unwind this thread through TensorFlow's noexcept code: SIGABRT.
             del sess
             act()
 

@@ -38,6 +38,9 @@ use starwire_net::reactor::uring::UringDriver;
 use starwire_net::reactor::verbs::VerbsDriver;
 use starwire_net::transport::{TransportError, descriptors, unix};
 
+/// Between two looks whether a reactor has ended.
+const LONGEST_PAUSE: Duration = Duration::from_millis(5);
+
 pub struct Engine<H: Host> {
     shared: Arc<Shared<H>>,
     services: Services<H>,
@@ -45,7 +48,6 @@ pub struct Engine<H: Host> {
     tunnel_listeners: TunnelListeners,
     threads: Mutex<Vec<JoinHandle<()>>>,
     state: Mutex<Option<StateThread>>,
-    alive: Arc<()>,
     banner: String,
     bound: SocketAddr,
 }
@@ -101,8 +103,7 @@ impl<H: Host> Engine<H> {
         let local = local.and_then(Result::ok);
         let shared = Arc::new(Shared::new(config, host, incarnation));
         let services = Services::new(&shared).map_err(EngineError::State)?;
-        let alive = Arc::new(());
-        let reactors = Reactors::start(&shared, &services, &alive)?;
+        let reactors = Reactors::start(&shared, &services)?;
         let mut listeners: Vec<_> = listener.into_iter().map(|fd| (fd, Listener::Tcp)).collect();
         listeners.extend(local.map(|fd| (fd, Listener::Unix)));
         let driver = reactors.driver.clone();
@@ -119,7 +120,7 @@ impl<H: Host> Engine<H> {
         let control = ControlService::in_front(behind, guard, Arc::new(view), access, HttpLimits::default());
         let _ = shared.control.set(control);
         // Before the reactors: once these run, an error would leave them with callbacks into what the caller frees.
-        let state = services.star.as_ref().and_then(|star| StateThread::start(star, &alive)).transpose()?;
+        let state = services.star.as_ref().and_then(|star| StateThread::start(star, &shared.unfinished)).transpose()?;
         let threads = match reactors.go(&shared, listeners) {
             Ok(threads) => threads,
             Err(error) => {
@@ -129,8 +130,7 @@ impl<H: Host> Engine<H> {
         };
         let (channels, tunnel_listeners) = (Mutex::default(), TunnelListeners::default());
         let (threads, state) = (Mutex::new(threads), Mutex::new(state));
-        let engine =
-            Arc::new(Self { shared, services, channels, tunnel_listeners, threads, state, alive, banner, bound });
+        let engine = Arc::new(Self { shared, services, channels, tunnel_listeners, threads, state, banner, bound });
         let watched: Weak<Self> = Arc::downgrade(&engine);
         exit::watch(watched);
         Ok(engine)
@@ -218,13 +218,24 @@ impl<H: Host> Engine<H> {
             self.shared.send(shard, Command::Stop);
         }
         if !is_reactor {
-            for thread in threads {
-                let _ = thread.join();
-            }
+            threads.into_iter().for_each(|thread| self.join(thread));
         }
         if let Some(control) = self.shared.control.get() {
             control.stop();
         }
+    }
+
+    /// Waits for the end of a reactor, or the freeze of all: these end with the process.
+    fn join(&self, thread: JoinHandle<()>) {
+        let mut pause = Duration::from_micros(50);
+        while !thread.is_finished() {
+            if self.shared.frozen.load(Ordering::Acquire) {
+                return;
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+        let _ = thread.join();
     }
 
     /// The owner's [`Host::star`].
@@ -302,7 +313,7 @@ impl<H: Host> Freeze for Engine<H> {
     }
 
     fn is_running(&self) -> bool {
-        self.shared.forks == fork::count() && Arc::strong_count(&self.alive) > 1
+        self.shared.forks == fork::count() && Arc::strong_count(&self.shared.unfinished) > 1
     }
 }
 
@@ -334,14 +345,13 @@ struct Reactors<H: Host> {
 }
 
 impl<H: Host> Reactors<H> {
-    fn start(shared: &Arc<Shared<H>>, services: &Services<H>, alive: &Arc<()>) -> Result<Self, EngineError> {
+    fn start(shared: &Arc<Shared<H>>, services: &Services<H>) -> Result<Self, EngineError> {
         let mut made = Self { driver: String::new(), senders: Vec::new(), starters: Vec::new(), threads: Vec::new() };
         for index in 0..shared.config.reactors {
             let (told, tell) = mpsc::channel();
             let (starter, start) = mpsc::channel::<Vec<(OwnedFd, Listener)>>();
-            let (shared, services, alive) = (shared.clone(), services.clone(), alive.clone());
+            let (shared, services) = (shared.clone(), services.clone());
             let thread = std::thread::Builder::new().name(format!("starwire-{index}")).spawn(move || {
-                let _alive = alive;
                 reactor(index, &shared, services, &told, &start);
             });
             made.threads.push(thread.map_err(|source| EngineError::Thread { index, source })?);

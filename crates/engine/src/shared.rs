@@ -37,6 +37,9 @@ pub struct Shared<H: Host> {
     pub(crate) frozen: AtomicBool,
     /// Each reactor that may still make callbacks has one.
     pub(crate) callbacks: Arc<()>,
+    /// Each thread that an exit waits for has one: a reactor until it has said GOODBYE, the state's thread until its
+    /// end.
+    pub(crate) unfinished: Arc<()>,
     /// All reactors of the process are frozen, and say GOODBYE.
     pub(crate) leaving: AtomicBool,
     pub(crate) forks: u64,
@@ -108,6 +111,7 @@ impl<H: Host> Shared<H> {
             senders: OnceLock::new(),
             frozen: AtomicBool::new(false),
             callbacks: Arc::default(),
+            unfinished: Arc::default(),
             leaving: AtomicBool::new(false),
             forks: fork::count(),
             clock: Instant::now,
@@ -233,6 +237,10 @@ impl<H: Host> Shared<H> {
     }
 
     pub fn send(&self, shard: usize, command: Command<H>) {
+        // The request of a cancellation may be in the mailbox, and must not be overtaken.
+        if matches!(command, Command::Cancel { .. }) {
+            return self.send_by_mailbox(shard, command);
+        }
         let command = HERE.with_borrow(|here| {
             let here = here.as_ref().filter(|here| here.engine == self.number && here.shard == shard);
             match here.and_then(|here| here.queue.downcast_ref::<RefCell<Vec<Command<H>>>>()) {
@@ -243,7 +251,13 @@ impl<H: Host> Shared<H> {
                 None => Some(command),
             }
         });
-        let Some(command) = command else { return };
+        if let Some(command) = command {
+            self.send_by_mailbox(shard, command);
+        }
+    }
+
+    /// Behind all that other threads have sent before.
+    pub fn send_by_mailbox(&self, shard: usize, command: Command<H>) {
         if self.forks != fork::count() {
             return end(
                 command,

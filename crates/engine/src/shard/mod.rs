@@ -44,6 +44,8 @@ pub struct Shard<H: Host> {
     look_up_name: LookUpName<H>,
     /// While this reactor may make callbacks.
     callbacks: Option<Arc<()>>,
+    /// Until it has said GOODBYE.
+    unfinished: Option<Arc<()>>,
 }
 
 impl<H: Host> Shard<H> {
@@ -68,6 +70,7 @@ impl<H: Host> Shard<H> {
             stopping: None,
             look_up_name: look_up_in_thread,
             callbacks: Some(shared.callbacks.clone()),
+            unfinished: Some(shared.unfinished.clone()),
             shared,
         }
     }
@@ -99,7 +102,7 @@ impl<H: Host> Shard<H> {
                 return self.end();
             }
             if self.shared.frozen.load(Ordering::Acquire) {
-                return self.freeze();
+                self.freeze();
             }
             self.work(now);
             self.wait(now);
@@ -161,17 +164,21 @@ impl<H: Host> Shard<H> {
         self.stopping.is_some_and(|until| self.links.is_empty() || now >= until)
     }
 
-    /// The process is exiting: makes no callbacks and frees nothing, because memory that callbacks own may be gone.
-    fn freeze(&mut self) {
+    /// The process is exiting: makes no callbacks and frees nothing, because memory that callbacks own may be gone. Nor
+    /// does the thread end, whose thread-local variables have callbacks as well.
+    fn freeze(&mut self) -> ! {
         self.callbacks = None;
         while !self.shared.leaving.load(Ordering::Acquire) {
             std::thread::sleep(FREEZE_INTERVAL);
         }
         self.links.freeze();
-        std::mem::forget(std::mem::take(&mut self.peers));
         self.mailbox.close();
         while let Some(command) = self.mailbox.pop() {
             std::mem::forget(command);
+        }
+        self.unfinished = None;
+        loop {
+            std::thread::park();
         }
     }
 
@@ -229,6 +236,10 @@ impl<H: Host> Shard<H> {
         while taken < COMMANDS_PER_ROUND {
             let Some(command) = self.mailbox.pop() else { break };
             taken += 1;
+            if matches!(command, Command::Cancel { .. }) && !self.queue.is_empty() {
+                // Its request may be there.
+                self.take_local(now);
+            }
             self.execute(command, now);
         }
         self.links.metrics().mailbox_messages.add(taken as u64);
@@ -238,7 +249,13 @@ impl<H: Host> Shard<H> {
         let mut local = std::mem::take(&mut self.local);
         self.queue.take(&mut local);
         for command in local.drain(..) {
-            self.execute(command, now);
+            match &command {
+                // Another thread has opened the channel, which is in the mailbox, unless the task has left.
+                Command::Request { channel, .. } if self.peers.get(*channel).is_none() => {
+                    self.shared.send_by_mailbox(self.index, command);
+                }
+                _ => self.execute(command, now),
+            }
         }
         self.local = local;
     }

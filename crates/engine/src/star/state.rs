@@ -397,11 +397,11 @@ pub(crate) struct StateThread {
 
 impl StateThread {
     /// If the server has a state.
-    pub fn start<H: Host>(server: &Arc<StarServer<H>>, alive: &Arc<()>) -> Option<Result<Self, EngineError>> {
+    pub fn start<H: Host>(server: &Arc<StarServer<H>>, unfinished: &Arc<()>) -> Option<Result<Self, EngineError>> {
         server.state.as_ref()?;
-        let (own, server, alive) = (server.clone(), server.clone(), alive.clone());
+        let (own, server, unfinished) = (server.clone(), server.clone(), unfinished.clone());
         let run = move || {
-            let _alive = alive;
+            let _unfinished = unfinished;
             server.state.iter().for_each(|state| state.run(&server));
         };
         let thread = std::thread::Builder::new().name("starwire-state".into()).spawn(run);

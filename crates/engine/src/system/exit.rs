@@ -11,9 +11,9 @@ pub trait Freeze: Send + Sync {
     fn freeze(&self);
     /// None of them makes callbacks any more.
     fn is_frozen(&self) -> bool;
-    /// Lets frozen reactors say GOODBYE and end.
+    /// Lets frozen reactors say GOODBYE.
     fn leave(&self);
-    /// A reactor of this process still runs.
+    /// A reactor of this process has not said GOODBYE yet, or the state's thread still runs.
     fn is_running(&self) -> bool;
 }
 

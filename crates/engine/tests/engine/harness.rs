@@ -335,6 +335,8 @@ pub struct Waiter {
     turn: AtomicU64,
     /// The callback of its end has begun.
     ending: AtomicBool,
+    /// Called at the end of that callback.
+    then: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// An outgoing request that its test waits for.
@@ -357,6 +359,11 @@ impl Waiter {
     /// Until the guard is dropped, the callback of its end does not return.
     pub fn hold(&self) -> MutexGuard<'_, Option<End>> {
         self.end.lock().unwrap()
+    }
+
+    /// Before the request ends: what the callback of its end does last.
+    pub fn then(&self, act: impl FnOnce() + Send + 'static) {
+        *self.then.lock().unwrap() = Some(Box::new(act));
     }
 
     pub fn is_ending(&self) -> bool {
@@ -393,7 +400,12 @@ impl Op for Request {
         assert!(place.is_none(), "a call ends once");
         self.waiter.turn.store(turn(), Ordering::Relaxed);
         *place = Some(end);
+        drop(place);
         self.waiter.changed.notify_all();
+        let then = self.waiter.then.lock().unwrap().take();
+        if let Some(act) = then {
+            act();
+        }
     }
 }
 

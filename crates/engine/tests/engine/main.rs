@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::*;
+use starwire_engine::NewRecv;
 use starwire_protocol::measure::{MEASURE, MOST_MEASURED, SAME_HOST};
 
 const PS: &str = "/job:ps/replica:0/task:0";
@@ -213,6 +214,45 @@ fn cancelled_calls_end_at_once_and_at_the_peer() {
     eventually("on_cancel", || ps.seen.cancels.lock().unwrap().contains(&(0, 42, false)));
     channel.cancel(999_999, 1, "unknown".into());
     assert_eq!(call(&channel, ECHO, b"still there", None).code, 0);
+}
+
+#[test]
+fn a_cancellation_by_a_callback_does_not_overtake_another_threads_request() {
+    let (ps, worker) = pair(&[("STARWIRE_REACTORS", "1")]);
+    let channel = worker.channel(PS);
+    let (waiter, op) = op(false);
+    let (asked, ask) = std::sync::mpsc::channel();
+    let again = channel.clone();
+    waiter.then(move || {
+        let other = again.clone();
+        let request = move || recv(&other, 2, "never;0", 0, 0);
+        let (id, late) = std::thread::spawn(request).join().unwrap();
+        again.cancel(id, 1, "not wanted".into());
+        asked.send(late).unwrap();
+    });
+    channel.recv(NewRecv { step: 1, prefix: b"key;8"[..].into(), frame: 0, iter: 0, op });
+    let end = ask.recv().unwrap().wait();
+    assert!(end.code == 1 && end.message == "not wanted", "{end:?}");
+    assert_eq!(waiter.wait().code, 0);
+    drop(ps);
+}
+
+#[test]
+fn a_callback_may_use_a_channel_that_another_thread_has_just_opened() {
+    let (ps, worker) = pair(&[("STARWIRE_REACTORS", "1")]);
+    let worker = Arc::new(worker);
+    const SAME: &str = "/job:ps/replica:0/task:1";
+    worker.knows(SAME, &ps);
+    let (waiter, op) = op(false);
+    let (asked, ask) = std::sync::mpsc::channel();
+    let opener = worker.clone();
+    waiter.then(move || {
+        let channel = std::thread::spawn(move || opener.channel(SAME)).join().unwrap();
+        asked.send(recv(&channel, 2, "key;8", 0, 0).1).unwrap();
+    });
+    worker.channel(PS).recv(NewRecv { step: 1, prefix: b"key;8"[..].into(), frame: 0, iter: 0, op });
+    let end = ask.recv().unwrap().wait();
+    assert_eq!(end.code, 0, "{end:?}");
 }
 
 #[test]
