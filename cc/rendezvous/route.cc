@@ -29,21 +29,27 @@ Status Route::Make(tensorflow::WorkerSession* session, const tensorflow::Rendezv
   if (!status.ok()) return status;
   route->destination_is_host_ = route->destination_->device_type() == tensorflow::DEVICE_CPU;
 
-  route->cache_ = SharedWorkerCacheOf(*session);
-  tensorflow::WorkerInterface* worker = route->cache_->GetOrCreateWorker(route->task_);
+  const auto cache = SharedWorkerCacheOf(*session);
+  route->cache_ = cache.get();
+  route->shared_ = cache;
+  route->is_shared_ = cache.use_count() > 0;
+  tensorflow::WorkerInterface* worker = cache->GetOrCreateWorker(route->task_);
   if (worker == nullptr) {
     return MakeStatus(kInternal, "unknown task " + route->task_ + ": it is not in the cluster that " + own +
                                      " knows, and has not joined (STARWIRE_JOIN)");
   }
   auto* remote = dynamic_cast<RemoteWorker*>(worker);
   if (remote == nullptr) {
-    route->cache_->ReleaseWorker(route->task_, worker);
+    cache->ReleaseWorker(route->task_, worker);
     return MakeStatus(kFailedPrecondition, route->task_ + " is not reached over starwire");
   }
   if (!remote->status().ok()) return remote->status();
-  route->channel_ = remote->channel();
+  route->channel_ = remote->shared_channel();
   tensorflow::WorkerCacheLogger* logger = remote->logger();
-  if (logger != nullptr && logger->LoggingActive()) route->logger_ = logger;
+  if (logger != nullptr && logger->LoggingActive()) {
+    route->logger_ = logger;
+    route->owner_of_logger_ = cache;
+  }
   *out = std::move(route);
   return OkStatus();
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "cc/base/channel.h"
 #include "cc/base/compat.h"
 #include "include/starwire.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -29,10 +30,12 @@ class Route {
     return key.src_device == src_device_ && key.dst_device == dst_device_;
   }
   // A session of TensorFlow's eager runtime may get another cluster, and with it another worker cache, at any time.
-  bool BelongsTo(const tensorflow::WorkerCacheInterface* cache) const { return cache_.get() == cache; }
+  bool BelongsTo(const tensorflow::WorkerCacheInterface* cache) const {
+    return cache_ == cache && !(is_shared_ && shared_.expired());
+  }
 
   const std::string& task() const { return task_; }
-  sw_channel* channel() const { return channel_; }
+  sw_channel* channel() const { return channel_->handle(); }
   tensorflow::Device* destination() const { return destination_; }
   // Whether tensors with these attributes are in host memory at the destination.
   bool OnHost(const tensorflow::AllocatorAttributes& attributes) const {
@@ -50,11 +53,16 @@ class Route {
   std::string src_device_;
   std::string dst_device_;
   std::string task_;
-  std::shared_ptr<tensorflow::WorkerCacheInterface> cache_;
-  sw_channel* channel_ = nullptr;
+  const tensorflow::WorkerCacheInterface* cache_ = nullptr;
+  // With it, the address is not that of a later cache. A route lives as long as its rendezvous, that of an eager
+  // context as long as the context: it must not keep each cluster's cache. TensorFlow 1.15 does not share caches.
+  std::weak_ptr<tensorflow::WorkerCacheInterface> shared_;
+  bool is_shared_ = false;
+  std::shared_ptr<Channel> channel_;
   tensorflow::Device* destination_ = nullptr;
   bool destination_is_host_ = true;
   tensorflow::WorkerCacheLogger* logger_ = nullptr;
+  std::shared_ptr<tensorflow::WorkerCacheInterface> owner_of_logger_;
 };
 
 }  // namespace starwire

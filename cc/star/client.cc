@@ -252,7 +252,8 @@ void StarClient::OnDone(void* op, const sw_result* result) {
   if (!client->refused_.ok()) status = client->refused_;
   if (status.ok() && !client->taken_) status = client->Take(result->meta, 0, nullptr, nullptr);
   const bool unknown = status.ok() && (client->reply_.flags & kRegister) != 0;
-  const bool brief = client->cargo_->size() <= kFewFetches && !unknown;
+  // An error ends the step, which may take long.
+  const bool brief = status.ok() && client->cargo_->size() <= kFewFetches && !unknown;
   CompletionBatch::Add([client, status, unknown] { client->Arrived(status, unknown); },
                        brief ? CompletionBatch::Kind::kBrief : CompletionBatch::Kind::kAny);
 }

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "cc/base/recovery.h"
 #include "cc/base/status_codec.h"
 #include "cc/tensor/objects.h"
 #include "cc/worker/session_recovery.h"
@@ -115,6 +114,7 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
   struct Graph {
     std::shared_ptr<const tensorflow::RegisterGraphRequest> request;
     std::string handle;  // the current one
+    int again = 0;       // how often it was registered again
   };
 
   Graph Find(const Key& key) {
@@ -148,19 +148,39 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
   template <typename Response>
   void RunAgain(const Graph& graph, const std::shared_ptr<StagedCancellation>& cancellation,
                 const tensorflow::RunGraphRequest& request, Response* response, StatusCallback done, int restarts) {
+    const Key key = {request.session_handle(), request.graph_handle()};
+    const Graph now = Find(key);
+    if (now.request != nullptr && now.again != graph.again) {
+      return RunAs(now, cancellation, request, response, std::move(done), restarts);
+    }
     auto registered = std::make_shared<tensorflow::RegisterGraphResponse>();
-    StatusCallback run = [self = shared_from_this(), graph, cancellation, &request, response, registered,
+    StatusCallback run = [self = shared_from_this(), key, graph, cancellation, &request, response, registered,
                           done = std::move(done), restarts](const Status& status) {
       if (!status.ok()) return done(status);
-      const std::string& handle = registered->graph_handle();
-      {
-        std::lock_guard<std::mutex> lock(self->mu_);
-        const auto found = self->graphs_.find({request.session_handle(), request.graph_handle()});
-        if (found != self->graphs_.end()) found->second.handle = handle;
-      }
-      self->RunAs({graph.request, handle}, cancellation, request, response, done, restarts);
+      const Graph current = self->Registered(key, graph, registered->graph_handle());
+      self->RunAs(current, cancellation, request, response, done, restarts);
     };
     RegisterInSession(graph.request, registered.get(), std::move(run), cancellation, restarts);
+  }
+
+  // `graph` was registered again, as `handle`. Returns what is to be run: another step may have been faster.
+  Graph Registered(const Key& key, const Graph& graph, const std::string& handle) {
+    Graph current = {graph.request, handle, graph.again + 1};
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      const auto found = graphs_.find(key);
+      if (found == graphs_.end()) return current;
+      if (found->second.again == graph.again) return found->second = current;
+      current = found->second;
+    }
+    tensorflow::DeregisterGraphRequest surplus;
+    surplus.set_session_handle(key.first);
+    surplus.set_create_worker_session_called(graph.request->create_worker_session_called());
+    surplus.set_graph_handle(handle);
+    auto response = std::make_shared<tensorflow::DeregisterGraphResponse>();
+    Start(
+        Method::kDeregisterGraph, surplus, ParseInto(response.get()), [response](const Status&) {}, nullptr);
+    return current;
   }
 
   // Creates the session again if the server has forgotten it.
@@ -196,11 +216,12 @@ class RemoteWorker::Graphs : public std::enable_shared_from_this<RemoteWorker::G
   std::map<Key, Graph> graphs_;  // guarded by mu_
 };
 
-RemoteWorker::RemoteWorker(std::string target, std::shared_ptr<Channel> channel, tensorflow::WorkerCacheLogger* logger)
+RemoteWorker::RemoteWorker(std::string target, std::shared_ptr<Channel> channel, tensorflow::WorkerCacheLogger* logger,
+                           bool recovers)
     : target_(std::move(target)),
       channel_(std::move(channel)),
       logger_(logger),
-      graphs_(RecoverMs() == 0 ? nullptr : std::make_shared<Graphs>(target_, channel_)) {}
+      graphs_(recovers ? std::make_shared<Graphs>(target_, channel_) : nullptr) {}
 
 RemoteWorker::RemoteWorker(std::string target, Status status, tensorflow::WorkerCacheLogger* logger)
     : target_(std::move(target)), status_(std::move(status)), logger_(logger) {}

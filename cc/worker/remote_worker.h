@@ -8,6 +8,7 @@
 
 #include "cc/base/channel.h"
 #include "cc/base/methods.h"
+#include "cc/base/recovery.h"
 #include "include/starwire.h"
 #include "tensorflow/core/distributed_runtime/worker_cache_logger.h"
 #include "tensorflow/core/distributed_runtime/worker_interface.h"
@@ -19,7 +20,9 @@ namespace starwire {
 class RemoteWorker : public tensorflow::WorkerInterface {
  public:
   // `logger` records transfers for timelines; it belongs to the worker cache, which outlives its workers.
-  RemoteWorker(std::string target, std::shared_ptr<Channel> channel, tensorflow::WorkerCacheLogger* logger);
+  // `recovers`: from a restart of a task with a state.
+  RemoteWorker(std::string target, std::shared_ptr<Channel> channel, tensorflow::WorkerCacheLogger* logger,
+               bool recovers = RecoverMs() != 0);
   // For a channel that could not be opened: every call fails with `status`, which says why. (TensorFlow crashes on a
   // null worker for a task of the cluster.)
   RemoteWorker(std::string target, Status status, tensorflow::WorkerCacheLogger* logger);

@@ -35,15 +35,25 @@ Sessions* AllSessions() {
   return sessions;
 }
 
-void Created(const std::string& task, const std::string& handle, const Status& status) {
+void Created(const std::string& task, const std::string& handle, const std::shared_ptr<Channel>& channel,
+             const Status& status) {
   Waiting waiting;
+  bool was_dropped = false;
   {
     Sessions* sessions = AllSessions();
     std::lock_guard<std::mutex> lock(sessions->mu);
     const auto found = sessions->kept.find({task, handle});
-    if (found == sessions->kept.end()) return;
-    found->second.is_being_created = false;
-    waiting.swap(found->second.waiting);
+    was_dropped = found == sessions->kept.end();
+    if (!was_dropped) {
+      found->second.is_being_created = false;
+      waiting.swap(found->second.waiting);
+    }
+  }
+  // Its master has deleted it already, or tried to.
+  if (was_dropped && status.ok()) {
+    auto request = std::make_shared<tensorflow::DeleteWorkerSessionRequest>();
+    request->set_session_handle(handle);
+    CallTask(channel, task, Method::kDeleteWorkerSession, std::move(request), [](const Status&) {});
   }
   for (const auto& entry : waiting) entry.second(status);
 }
@@ -137,7 +147,7 @@ void CreateSessionAgain(const std::string& task, const std::string& handle, cons
     done(status);
   } else if (is_first) {
     CallTask(channel, task, Method::kCreateWorkerSession, request,
-             [task, handle](const Status& created) { Created(task, handle, created); });
+             [task, handle, channel](const Status& created) { Created(task, handle, channel, created); });
   }
 }
 
