@@ -183,9 +183,13 @@ class StateVariable {
     return !IsHandle(definition_) && !may_exist_ && id_ == 0;
   }
 
-  // Another one has its name.
+  // The variable is of another type, unless a call has just made it with this one.
   void Retire(sw_changes* changes) {
-    if (id_ != 0) sw_changes_gone(changes, std::exchange(id_, 0));
+    if (id_ == 0) return;
+    sw_changes_gone(changes, std::exchange(id_, 0));
+    std::lock_guard<std::mutex> lock(mu_);
+    SetSizeLocked(0, 0);
+    SetAll();
   }
 
   void RowsChanged(const Tensor& ids) {
@@ -200,17 +204,18 @@ class StateVariable {
     Changed();
   }
 
-  // One thread at a time. `early`: calls may change it meanwhile.
-  void Write(sw_changes* changes, bool early) {
+  // One thread at a time. `early`: calls may change it meanwhile. `may_be_other`: some graph expects another type of
+  // it. Returns whether something was written.
+  bool Write(sw_changes* changes, bool early, bool may_be_other) {
     bool all = false, may_exist = false;
     uint64_t seen = 0;
     std::vector<uint64_t> rows;
     {
       std::lock_guard<std::mutex> lock(mu_);
-      if (!all_ && count_ == 0) return;
+      if (!all_ && count_ == 0) return false;
       const uint64_t bytes = (all_ ? rows_ : count_) * row_bytes_;
       // What changes as a whole every second would only be written twice.
-      if (early && id_ != 0 && (bytes < kWorthAnEarlyWrite || (all_ && was_all_))) return;
+      if (early && id_ != 0 && (bytes < kWorthAnEarlyWrite || (all_ && was_all_))) return false;
       all = std::exchange(all_, false);
       was_all_ = all && (!early || was_all_);
       rows = std::exchange(rows_changed_, {});
@@ -235,20 +240,23 @@ class StateVariable {
         ReadHandle(write);
       }
     } else if (may_exist) {
-      // Reading one that does not exist would make it. An error other than that it has no value may pass.
+      // Reading one that does not exist would make it. An error other than that it has no value, or is of another type,
+      // may pass.
       const Status status = ReadReference(write);
-      exists = status.ok() ? exists : StatusNumber(status) != kFailedPrecondition;
+      const bool is_other = may_be_other && id_ == 0 && StatusNumber(status) == kInternal;
+      exists = status.ok() ? exists : StatusNumber(status) != kFailedPrecondition && !is_other;
     }
-    if (is_written) return;
+    if (is_written) return true;
     // It may be made, or get another value, at any time.
     std::lock_guard<std::mutex> lock(mu_);
     SetAll();
-    if (exists) return;
+    if (exists) return false;
     if (changes_ == seen) may_exist_ = false;
     if (!early && id_ != 0) {
       sw_changes_gone(changes, std::exchange(id_, 0));
       SetSizeLocked(0, 0);
     }
+    return false;
   }
 
   // Makes the variable.
@@ -516,25 +524,27 @@ Status StarState::RestoreOne(const sw_state* state, const sw_state_variable& sto
 }
 
 std::shared_ptr<StateVariable> StarState::Know(const NodeDef& node) {
-  const std::string key =
-      Text(node, "container") + '\0' + (IsHandle(node) ? "handle" : "reference") + '\0' + NameOf(node);
   NodeDef definition = DefinitionOf(node);
   FindOwnDevice(&definition);
+  const std::string key = definition.device() + '\0' + Text(node, "container") + '\0' +
+                          (IsHandle(node) ? "handle" : "reference") + '\0' + NameOf(node);
+  const DataType dtype = definition.attr().at("dtype").type();
   std::lock_guard<std::mutex> lock(mu_);
-  std::shared_ptr<StateVariable>& known = variables_[key];
-  if (known != nullptr && known->dtype() != definition.attr().at("dtype").type()) retired_.push_back(std::move(known));
-  if (known == nullptr) known = std::make_shared<StateVariable>(env_, std::move(definition));
-  return known;
+  // A graph says which type it expects. That of the variable may be another one.
+  std::vector<std::shared_ptr<StateVariable>>& known = variables_[key];
+  for (const auto& variable : known) {
+    if (variable->dtype() == dtype) return variable;
+  }
+  known.push_back(std::make_shared<StateVariable>(env_, std::move(definition)));
+  return known.back();
 }
 
 // Sessions may call this task by another name.
 void StarState::FindOwnDevice(NodeDef* definition) const {
   Device* found = nullptr;
+  if (env_->device_mgr->LookupDevice(definition->device(), &found).ok()) return definition->set_device(found->name());
   DeviceNameUtils::ParsedName name;
-  if (env_->device_mgr->LookupDevice(definition->device(), &found).ok() ||
-      !DeviceNameUtils::ParseFullName(definition->device(), &name)) {
-    return;
-  }
+  if (!DeviceNameUtils::ParseFullName(definition->device(), &name)) return;
   for (Device* device : env_->device_mgr->ListDevices()) {
     const auto& own = device->parsed_name();
     if (own.type == name.type && own.id == name.id) definition->set_device(device->name());
@@ -544,7 +554,7 @@ void StarState::FindOwnDevice(NodeDef* definition) const {
 std::vector<std::shared_ptr<StateVariable>> StarState::All() {
   std::vector<std::shared_ptr<StateVariable>> all;
   std::lock_guard<std::mutex> lock(mu_);
-  for (const auto& entry : variables_) all.push_back(entry.second);
+  for (const auto& entry : variables_) all.insert(all.end(), entry.second.begin(), entry.second.end());
   return all;
 }
 
@@ -722,15 +732,31 @@ Needs NeedsOf(const GraphDef& graph) {
 }
 
 void StarState::Write(sw_changes* changes, bool early) {
-  for (const auto& variable : All()) variable->Write(changes, early);
+  std::vector<std::vector<std::shared_ptr<StateVariable>>> all;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    for (const auto& entry : variables_) all.push_back(entry.second);
+  }
+  for (const auto& types : all) {
+    for (const auto& variable : types) {
+      if (!variable->Write(changes, early, types.size() > 1)) continue;
+      // It is of this type.
+      for (const auto& other : types) {
+        if (other != variable) other->Retire(changes);
+      }
+    }
+  }
+  all.clear();
   if (early) return;
   std::lock_guard<std::mutex> lock(mu_);
-  for (const auto& variable : retired_) variable->Retire(changes);
-  retired_.clear();
   // Of those that are gone, only what plans and graphs know is kept.
   for (auto entry = variables_.begin(); entry != variables_.end();) {
-    const bool is_over = entry->second.use_count() == 1 && entry->second->IsAbsent();
-    entry = is_over ? variables_.erase(entry) : std::next(entry);
+    auto& types = entry->second;
+    const auto is_over = [](const std::shared_ptr<StateVariable>& variable) {
+      return variable.use_count() == 1 && variable->IsAbsent();
+    };
+    types.erase(std::remove_if(types.begin(), types.end(), is_over), types.end());
+    entry = types.empty() ? variables_.erase(entry) : std::next(entry);
   }
 }
 

@@ -71,10 +71,9 @@ class StarState {
   tensorflow::WorkerEnv* const env_;
   std::atomic<bool> is_on_{false};
   std::mutex mu_;
-  // By container, kind and name. Guarded by mu_.
-  std::map<std::string, std::shared_ptr<StateVariable>> variables_;
-  // Their names have variables of other types now. Guarded by mu_.
-  std::vector<std::shared_ptr<StateVariable>> retired_;
+  // By device, container, kind and name, one for each type that a graph expects. At most one of them exists. Guarded by
+  // mu_.
+  std::map<std::string, std::vector<std::shared_ptr<StateVariable>>> variables_;
 };
 
 }  // namespace starwire

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -153,6 +154,7 @@ impl Store {
 
     /// Begins a flush. What one wrote that was not committed is dropped.
     pub fn begin(&mut self) -> Result<Flush<'_>, StateError> {
+        self.check_journal()?;
         self.change_journals()?;
         let Journal { path, file, end, .. } = &self.journal;
         file.set_len(*end).map_err(at(path, "shorten"))?;
@@ -165,6 +167,15 @@ impl Store {
             flush.write(&Record::Gone { id });
         }
         Ok(flush)
+    }
+
+    /// Whoever removes the folder takes away all that is written.
+    fn check_journal(&self) -> Result<(), StateError> {
+        let Journal { path, file, .. } = &self.journal;
+        match file.metadata().map_err(at(path, "look at"))?.nlink() {
+            0 => Err(at(path, "write")(io::Error::new(io::ErrorKind::NotFound, "the file was removed"))),
+            _ => Ok(()),
+        }
     }
 
     /// Begins a new journal if this one is long, and sees to it that the old one goes to the files of the variables.
@@ -331,6 +342,7 @@ impl Flush<'_> {
         let Journal { path, file, .. } = &store.journal;
         fail_point!("a commit is written, and is not on the disk");
         file.sync_data().map_err(at(path, "synchronise"))?;
+        store.check_journal()?;
         let bytes = end - std::mem::replace(&mut store.journal.end, end);
         (store.flush, store.time, store.calls) = (flush, time, calls.to_vec());
         while let Some((id, definition)) = store.new.first_key_value() {

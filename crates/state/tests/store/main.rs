@@ -418,6 +418,20 @@ fn a_flush_without_changes_is_empty() {
     assert!(!flush.is_empty(), "rows that are still collected");
 }
 
+#[test]
+fn a_folder_that_is_removed_while_it_is_used_is_an_error() {
+    let folder = Folder::new();
+    let mut store = folder.open().unwrap();
+    fill(&mut store);
+    let mut flush = store.begin().unwrap();
+    flush.variable(definition(4, 8));
+    fs::remove_dir_all(&folder.0).unwrap();
+    let error = flush.commit(b"").unwrap_err().to_string();
+    assert!(error.contains("cannot write: the file was removed"), "{error}");
+    let error = store.begin().err().expect("an error").to_string();
+    assert!(error.contains("cannot write: the file was removed"), "{error}");
+}
+
 /// Where the last commit of a journal ends: a copy of it is opened, which cuts off the rest.
 fn committed(journal: &Path) -> u64 {
     let copy = Folder::new();
