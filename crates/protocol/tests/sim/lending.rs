@@ -38,6 +38,23 @@ fn p33_large_payloads_between_neighbours_do_not_travel() {
 }
 
 #[test]
+fn p15_a_server_that_lends_stops_reading_later() {
+    for (answers, reads) in [(3, true), (4, false)] {
+        let mut pair = Pair::of_neighbours();
+        let ids: Vec<u64> = (0..answers).map(|_| pair.recv(KEY)).collect();
+        pair.run();
+        for id in &ids {
+            pair.reply(*id, 0, b"", Some(vec![vec![0; 256 << 20]]));
+        }
+        assert_eq!(pair.server.begin_receive(), reads, "{answers} answers of 256 MiB");
+        ids.iter().for_each(|id| pair.client.cancel(pair.now, *id, "cancelled"));
+        pair.run();
+        assert_healthy(&pair);
+        assert!(pair.server.begin_receive());
+    }
+}
+
+#[test]
 fn p33_small_payloads_travel() {
     let mut pair = Pair::of_neighbours();
     pair.call(3, b"", Some(vec![bytes_of(1, LEND_MIN as usize - 1)]), None);
