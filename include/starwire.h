@@ -278,6 +278,9 @@ typedef struct sw_fuse_plan sw_fuse_plan;
 // The port of the ClusterSpec, bound before TensorFlow's gRPC server is made, which then listens behind it.
 typedef struct sw_port sw_port;
 
+// Rows that were read before the server had its state.
+typedef struct sw_rows sw_rows;
+
 // One run of a plan.
 typedef struct sw_run sw_run;
 
@@ -1192,6 +1195,16 @@ uint32_t sw_state_variable_at(const struct sw_state *state, size_t at, struct sw
 // # Safety
 // `content` has `len` writable bytes.
 sw_code sw_state_read(const struct sw_state *state, uint32_t id, void *content, size_t len, struct sw_error **error);
+
+// Takes all rows of a variable that were read before the server had its state; once. NULL: there are none, and
+// sw_state_read reads them.
+struct sw_rows *sw_state_take(const struct sw_state *state, uint32_t id);
+
+// Their first byte, which may be written, at a multiple of 64. Valid until sw_rows_free.
+void *sw_rows_data(struct sw_rows *rows, size_t *len);
+
+// May be NULL.
+void sw_rows_free(struct sw_rows *rows);
 
 // A variable that the state does not have yet, or not with this type and shape. Returns its id; `variable.id` is not
 // used. All of its rows must follow.

@@ -17,6 +17,7 @@ struct FreeHandle {
   void operator()(sw_exec* plan) const { sw_exec_free(plan); }
   void operator()(sw_fuse_plan* plan) const { sw_fuse_plan_free(plan); }
   void operator()(sw_port* port) const { sw_port_free(port); }
+  void operator()(sw_rows* rows) const { sw_rows_free(rows); }
   void operator()(sw_star_orders* orders) const { sw_star_orders_free(orders); }
   void operator()(sw_star_plan* plan) const { sw_star_plan_free(plan); }
 };
@@ -31,6 +32,7 @@ using ErrorHandle = Handle<sw_error>;
 using ExecHandle = Handle<sw_exec>;
 using FusePlanHandle = Handle<sw_fuse_plan>;
 using PortHandle = Handle<sw_port>;
+using RowsHandle = Handle<sw_rows>;
 using StarOrdersHandle = Handle<sw_star_orders>;
 using StarPlanHandle = Handle<sw_star_plan>;
 

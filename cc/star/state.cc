@@ -16,6 +16,7 @@
 #include "cc/tensor/elements.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/session_mgr.h"
+#include "tensorflow/core/framework/allocation_description.pb.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -470,6 +471,42 @@ class StateVariable {
   uint64_t count_ = 0;
 };
 
+namespace {
+
+// Memory that the transport has read into.
+class LoadedRows : public tensorflow::TensorBuffer {
+ public:
+  LoadedRows(void* data, size_t bytes, RowsHandle rows) : TensorBuffer(data), bytes_(bytes), rows_(std::move(rows)) {}
+
+  size_t size() const override { return bytes_; }
+  TensorBuffer* root_buffer() override { return this; }
+  void FillAllocationDescription(tensorflow::AllocationDescription* proto) const override {
+    proto->set_requested_bytes(static_cast<int64_t>(bytes_));
+    proto->set_allocator_name("starwire_state");
+    proto->set_ptr(reinterpret_cast<uintptr_t>(data()));
+  }
+
+ private:
+  const size_t bytes_;
+  const RowsHandle rows_;
+};
+
+// The variable's rows, if the transport has read them already. False: it has not.
+bool TakeRows(const sw_state* state, uint32_t id, DataType dtype, const tensorflow::TensorShape& shape, Tensor* value) {
+  RowsHandle rows(sw_state_take(state, id));
+  if (rows == nullptr) return false;
+  size_t bytes = 0;
+  void* data = sw_rows_data(rows.get(), &bytes);
+  if (bytes == 0 || bytes != static_cast<size_t>(shape.num_elements()) * tensorflow::DataTypeSize(dtype)) return false;
+  auto* buffer = new LoadedRows(data, bytes, std::move(rows));
+  *value = Tensor(dtype, shape, buffer);
+  // The tensor has the only reference.
+  buffer->Unref();
+  return true;
+}
+
+}  // namespace
+
 StarState::StarState(WorkerEnv* env) : env_(env) {}
 
 StarState::~StarState() = default;
@@ -506,8 +543,11 @@ Status StarState::RestoreOne(const sw_state* state, const sw_state_variable& sto
   std::vector<Int64> dims(stored.dims, stored.dims + stored.n_dims);
   tensorflow::TensorShape shape;
   if (status.ok()) status = BuildShape(dims.data(), dims.size(), &shape);
-  if (status.ok()) {
-    Tensor value(device->GetAllocator({}), variable->dtype(), shape);
+  Tensor value;
+  if (status.ok() && TakeRows(state, stored.id, variable->dtype(), shape, &value)) {
+    status = variable->Make(value);
+  } else if (status.ok()) {
+    value = Tensor(device->GetAllocator({}), variable->dtype(), shape);
     const auto content = value.tensor_data();
     if (!value.IsInitialized() || content.size() != stored.rows * stored.row_bytes) {
       status = MakeStatus(kResourceExhausted, "there is no memory for its value");

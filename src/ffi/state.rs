@@ -7,7 +7,7 @@ use super::guard;
 use super::handle::{self, array, borrow, require};
 use super::types::{sw_bytes, sw_code};
 use starwire_protocol::code;
-use starwire_state::{Definition, Flush, Store};
+use starwire_state::{Content, Definition, Flush, Store};
 
 /// What a server has restored. Valid during sw_star_handlers.restore.
 pub struct sw_state<'a>(pub(super) &'a Store);
@@ -85,6 +85,35 @@ pub unsafe extern "C" fn sw_state_read(
     };
     // SAFETY: the caller's promise.
     unsafe { handle::answer("reading the state", &mut (), error, read) }
+}
+
+/// Rows that were read before the server had its state.
+pub struct sw_rows(Content);
+
+/// Takes all rows of a variable that were read before the server had its state; once. NULL: there are none, and
+/// sw_state_read reads them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_state_take(state: *const sw_state<'static>, id: u32) -> *mut sw_rows {
+    // SAFETY: the caller's promise.
+    let rows = unsafe { borrow(state) }.and_then(|state| state.0.take(id));
+    rows.map_or(std::ptr::null_mut(), |rows| handle::give(sw_rows(rows)))
+}
+
+/// Their first byte, which may be written, at a multiple of 64. Valid until sw_rows_free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_rows_data(rows: *mut sw_rows, len: *mut usize) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let rows = unsafe { (*rows).0.bytes_mut() };
+    // SAFETY: the caller's promise.
+    unsafe { *len = rows.len() }
+    rows.as_mut_ptr().cast()
+}
+
+/// May be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sw_rows_free(rows: *mut sw_rows) {
+    // SAFETY: the caller's promise.
+    unsafe { handle::free(rows) }
 }
 
 /// A variable that the state does not have yet, or not with this type and shape. Returns its id; `variable.id` is not

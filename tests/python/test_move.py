@@ -1,5 +1,6 @@
 """The state of a parameter server moves to another process, or a standby takes over: no session notices, and every update is there once."""
 
+import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -132,6 +133,31 @@ def test_a_complete_copy_outlives_its_connection(compared, tmp_path):
         (first, first_sum), second = counting.worker.call(counted)
         assert second == (steps, 12 * steps)
         assert first_sum == 12 * first and 0 < first <= steps
+
+
+def test_a_copy_outlives_the_folder_of_its_owner(compared, tmp_path):
+    """The owner begins anew, without anything. The standby keeps what it has, and has the state once that server has ended."""
+    with compared.fresh("star_server", SHAPE, environment=environment(tmp_path / "0")) as cluster:
+        counting = Counting(cluster, tmp_path, True)
+        owner, standby, _ = elsewhere(cluster, 0, tmp_path / "1", "standby", begins=True)
+        standby.wait_for_log("has a copy of the state of", timeout=START_TIMEOUT)
+        steps = counting.stop()
+        flush(owner)
+        wait_until(lambda: metric(data_port(owner), "starwire_state_copies") == 1, 60, "the standby follows")
+        position = lambda at: [(path.name, path.stat().st_size) for path in sorted((tmp_path / at / "ps-0").glob("journal-*"))][-1]
+        wait_until(lambda: position("0") == position("1"), 60, "the standby has everything")
+        owner.kill()
+        shutil.rmtree(tmp_path / "0" / "ps-0")
+        empty = cluster.start("ps", 0)
+        standby.wait_for_log("has begun another one, of which", timeout=START_TIMEOUT)
+        promote = [STARCTL, "state", "promote", tmp_path / "1" / "ps-0"]
+        subprocess.run(promote, check=True, capture_output=True)
+        standby.wait_for_log("was promoted, but stays a standby")
+        empty.kill()
+        subprocess.run(promote, check=True, capture_output=True)
+        standby.result(60)
+        cluster.start("ps", 0, STARWIRE_STATE=str(tmp_path / "2"), STARWIRE_STATE_FROM=f"move={standby.call(address_of)}")
+        assert counting.worker.call(counted) == [(steps, 12 * steps)] * 2
 
 
 def test_a_copy_that_was_promoted_by_mistake_stays_one(compared, tmp_path):

@@ -4,10 +4,12 @@
 //! complete, or when the owner stops; or it takes what it has, if somebody says that the owner has ended
 //! (`starctl state promote`). Nothing else makes it an owner: that the other process does not answer proves nothing.
 
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::api::{Buffers, Host, IncomingCall, Level, Op, PendingOp, RecvRequest};
@@ -21,7 +23,7 @@ use crate::system::random;
 use starwire_marks::fail_point;
 use starwire_protocol::state::{Position, STATE, StateReply, StateRequest, TAIL, checksum};
 use starwire_protocol::{Failure, Outcome, code};
-use starwire_state::{PIECE, Replica, StateError};
+use starwire_state::{Loaded, PIECE, Replica, StateError};
 
 /// The owner answers each request within a second, if it lives.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -45,7 +47,7 @@ pub fn take_over(env: &dyn Env, identity: Identity, log: Log) -> Result<(), Engi
     let Some(from) = state.from else { return Ok(()) };
     let (identity, origin) = (config.identity.clone(), from.address.to_string());
     let (folder, owner) = (folder_of(&state.folder, &identity), owner_of(&config.cluster_id, &identity));
-    if Replica::has_taken_over(&folder, &owner, &origin)? {
+    if Replica::has_taken_over(&folder, &origin)? {
         return Ok(());
     }
     let own = config.data_address(&identity.task, &identity.grpc_address)?.address().clone();
@@ -67,7 +69,17 @@ pub fn take_over(env: &dyn Env, identity: Identity, log: Log) -> Result<(), Engi
     let [a, b, c, d, e, f, g, h, ..] = random::bytes();
     let engine = Engine::start_client(config, u64::from_ne_bytes([a, b, c, d, e, f, g, h]), Caller(log.clone()))?;
     let channel = engine.channel(&identity.task, &origin)?;
-    let standby = Standby { channel, folder, owner, own, origin, when: from.when, task: identity.task, log };
+    let standby = Standby {
+        channel,
+        folder,
+        owner,
+        own,
+        origin,
+        when: from.when,
+        task: identity.task,
+        log,
+        loading: RefCell::default(),
+    };
     let taken = standby.run();
     engine.stop();
     Ok(taken?)
@@ -82,6 +94,8 @@ struct Standby {
     when: TakeOver,
     task: String,
     log: Log,
+    /// Reads the copy that is about to take over.
+    loading: RefCell<Option<JoinHandle<Option<Loaded>>>>,
 }
 
 /// Why the copy does not go on.
@@ -108,13 +122,20 @@ impl Standby {
         let mut said: Option<Instant> = None;
         let mut begins_anew = false;
         loop {
+            if Replica::has_taken_over(folder, origin)? {
+                log(Level::Info, &format!("starwire: {task} has the state of {origin}: it was promoted"));
+                return Ok(());
+            }
             // A complete copy, of another process or of this one, stays until there is another one.
             let found = if begins_anew { None } else { Replica::reopen(folder, &self.owner)? };
+            self.loading.take();
             let copied = found.map_or_else(|| self.copy(), |replica| self.go_on(replica));
             begins_anew = matches!(copied, Err(Stop::Gone));
             match copied {
                 Ok((replica, why)) => {
                     replica.take_over(origin)?;
+                    let loaded = self.loading.take().and_then(|thread| thread.join().ok().flatten());
+                    loaded.into_iter().for_each(|loaded| loaded.wait(folder));
                     log(Level::Info, &format!("starwire: {task} has the state of {origin}: {why}"));
                     return Ok(());
                 }
@@ -148,7 +169,20 @@ impl Standby {
     fn copy(&self) -> Result<(Replica, &'static str), Stop> {
         let begun = Instant::now();
         let (head, list) = self.ask(&StateRequest::Begin, LONG_DEADLINE)?;
-        let StateReply::Begun { journal } = head else { return Err(self.unexpected(head)) };
+        let StateReply::Begun { journal, state } = head else { return Err(self.unexpected(head)) };
+        let Self { task, origin, folder, log, .. } = self;
+        match Replica::complete_copy(folder)? {
+            None => {}
+            Some(own) if own == state => {
+                let line = format!("starwire: {task} lacks what {origin} no longer has, and begins its copy anew");
+                log(Level::Info, &line);
+            }
+            // What this process has may be all that is left. The owner's files are not read.
+            Some(_) => {
+                self.ask(&StateRequest::Journal(Position { journal, offset: 0 }), DEADLINE)?;
+                return Err(Stop::Refused(self.another_state()));
+            }
+        }
         let mut replica = Replica::begin(&self.folder, &self.owner)?;
         fail_point!("a copy begins, and has nothing yet");
         let mut bytes = 0;
@@ -176,13 +210,19 @@ impl Standby {
             let is_complete = begins.is_none();
             let (head, piece) = match self.ask(&StateRequest::Journal(position), DEADLINE) {
                 // The owner knows a copy by its connection: this may be another one.
-                Err(Stop::Again(_) | Stop::Refused(_)) | Ok((StateReply::Gone, _)) if is_complete && !has_resumed => {
+                Err(Stop::Again(_) | Stop::Refused(_)) | Ok((StateReply::Gone { .. }, _))
+                    if is_complete && !has_resumed =>
+                {
                     if self.alone(replica)? {
                         return Ok("it was promoted");
                     }
                     position = position_of(replica);
                     has_resumed = true;
                     continue;
+                }
+                // Whether that is so, the next connection will tell.
+                Ok((StateReply::Gone { .. }, _)) if is_complete => {
+                    return Err(Stop::Again(format!("{} does not know this copy", self.origin)));
                 }
                 other => other?,
             };
@@ -219,13 +259,32 @@ impl Standby {
                 // It takes time, in which nobody should wait.
                 merges_until = None;
                 replica.prepare()?;
-            } else if has_all && is_complete && merges_until.is_none() && self.when == TakeOver::Now {
+            } else if has_all
+                && is_complete
+                && merges_until.is_none()
+                && self.when == TakeOver::Now
+                && self.has_loaded(replica)
+            {
                 return self.hand_over(replica, position);
             }
             if is_complete {
                 self.stays(replica)?;
             }
         }
+    }
+
+    /// Reads the copy into memory, while it follows. True: that has ended, or cannot be done.
+    fn has_loaded(&self, replica: &Replica) -> bool {
+        let mut loading = self.loading.borrow_mut();
+        if let Some(thread) = &*loading {
+            return thread.is_finished();
+        }
+        let Some(journal) = replica.only_journal() else { return true };
+        let folder = self.folder.clone();
+        // Whatever is wrong with a file is said when the state is opened.
+        let read = move || Loaded::read(&folder, journal).ok().flatten();
+        *loading = std::thread::Builder::new().name("starwire-load".into()).spawn(read).ok();
+        loading.is_none()
     }
 
     /// The owner answers: whoever has promoted the copy was wrong.
@@ -279,7 +338,9 @@ impl Standby {
                 }
                 StateReply::Next => position = Position { journal: position.journal + 1, offset: 0 },
                 // The copy is complete: it goes on over another connection.
-                StateReply::Gone => return Err(Stop::Refused(format!("{} does not know this copy", self.origin))),
+                StateReply::Gone { .. } => {
+                    return Err(Stop::Refused(format!("{} does not know this copy", self.origin)));
+                }
                 _ => return Err(self.unexpected(head)),
             }
         }
@@ -315,7 +376,7 @@ impl Standby {
     /// The copy is complete, and its owner does not answer as it should: waits until it does, or until it cannot be
     /// reached and somebody has said that it has ended; then it returns true.
     fn alone(&self, replica: &mut Replica) -> Result<bool, Stop> {
-        let mut is_said = false;
+        let (mut is_said, mut is_another) = (false, false);
         loop {
             let resume = StateRequest::Resume { position: position_of(replica), crc: replica.tail_crc(TAIL)? };
             let why = match self.ask(&resume, DEADLINE) {
@@ -326,6 +387,16 @@ impl Standby {
                         log(Level::Info, &format!("starwire: {task} follows {origin} again"));
                     }
                     return Ok(false);
+                }
+                Ok((StateReply::Gone { state }, _)) if self.is_another_state(state)? => {
+                    self.stays(replica)?;
+                    let why = self.another_state();
+                    if !std::mem::replace(&mut is_another, true) {
+                        let Self { task, origin, log, .. } = self;
+                        let line = format!("starwire: {task} has no copy of the state of {origin} now: {why}");
+                        log(Level::Warning, &line);
+                    }
+                    why
                 }
                 Ok((head, _)) => return Err(self.unexpected(head)),
                 Err(Stop::Again(_)) if replica.is_promoted() => {
@@ -346,9 +417,22 @@ impl Standby {
         }
     }
 
+    /// Whether the owner has begun a state without what is in this complete copy.
+    fn is_another_state(&self, state: u64) -> Result<bool, StateError> {
+        Ok(state != 0 && Replica::complete_copy(&self.folder)?.is_some_and(|own| own != state))
+    }
+
+    fn another_state(&self) -> String {
+        let Self { origin, folder, .. } = self;
+        format!(
+            "{origin} has begun another one, of which {} is no copy: end that server and promote this copy, or remove the folder",
+            folder.display()
+        )
+    }
+
     fn unexpected(&self, head: StateReply) -> Stop {
         match head {
-            StateReply::Gone => Stop::Gone,
+            StateReply::Gone { .. } => Stop::Gone,
             // The owner changes its files.
             _ => Stop::Again(format!("{} has answered with {head:?}", self.origin)),
         }

@@ -47,16 +47,18 @@ pub const TAIL: u64 = 4096;
 /// The head of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateReply {
-    /// The payload has id and bytes of the files of the variables, two u64 each.
-    Begun { journal: u64 },
+    /// The payload has id and bytes of the files of the variables, two u64 each. `state` tells it from a state that
+    /// begins anew.
+    Begun { journal: u64, state: u64 },
     /// The payload, and its checksum. `more`: so many bytes of the journals follow it at least.
     Piece { crc: u32, more: u64 },
     /// Nothing has been written.
     Nothing,
     /// The next journal has begun.
     Next,
-    /// What was asked for is no longer there: the copy begins anew.
-    Gone,
+    /// What was asked for is no longer there: the copy begins anew, unless it goes on with another `state`, as in
+    /// [`StateReply::Begun`]. 0: nothing is said of that.
+    Gone { state: u64 },
     /// The owner stops: the other process may ask for the state.
     Offered,
     /// No change follows after this.
@@ -136,11 +138,11 @@ impl<'a> StateRequest<'a> {
 impl StateReply {
     pub fn write(&self) -> Vec<u8> {
         match *self {
-            Self::Begun { journal } => head(0, journal, 0),
+            Self::Begun { journal, state } => head(0, journal, state),
             Self::Piece { crc, more } => head(1, u64::from(crc), more),
             Self::Nothing => head(2, 0, 0),
             Self::Next => head(3, 0, 0),
-            Self::Gone => head(4, 0, 0),
+            Self::Gone { state } => head(4, state, 0),
             Self::Offered => head(5, 0, 0),
             Self::Prepared(Position { journal, offset }) => head(6, journal, offset),
             Self::Yours => head(7, 0, 0),
@@ -150,11 +152,11 @@ impl StateReply {
     pub fn read(meta: &[u8]) -> Result<Self, MalformedState> {
         let (kind, a, b, rest) = fields(meta).ok_or(MalformedState)?;
         let reply = match kind {
-            0 => Self::Begun { journal: a },
+            0 => Self::Begun { journal: a, state: b },
             1 => Self::Piece { crc: u32::try_from(a).map_err(|_| MalformedState)?, more: b },
             2 => Self::Nothing,
             3 => Self::Next,
-            4 => Self::Gone,
+            4 => Self::Gone { state: a },
             5 => Self::Offered,
             6 => Self::Prepared(Position { journal: a, offset: b }),
             7 => Self::Yours,
@@ -188,11 +190,11 @@ mod tests {
             assert_eq!(StateRequest::read(&request.write()), Ok(request));
         }
         for reply in [
-            StateReply::Begun { journal: 2 },
+            StateReply::Begun { journal: 2, state: 1 << 40 },
             StateReply::Piece { crc: 0x89AB_CDEF, more: 9 },
             StateReply::Nothing,
             StateReply::Next,
-            StateReply::Gone,
+            StateReply::Gone { state: 1 << 41 },
             StateReply::Offered,
             StateReply::Prepared(position),
             StateReply::Yours,

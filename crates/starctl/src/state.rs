@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message;
-use starwire_state::{Changes, Snapshot, lock_folder};
+use starwire_state::{Changes, Snapshot, has_state, lock_folder};
 
 use self::bundle::{Index, Tensor};
 use crate::failure::Failure;
@@ -182,7 +182,12 @@ fn is_same(one: &Path, other: &Path) -> bool {
 
 fn export(to: &Path, since: Option<&Path>, folders: &[PathBuf]) -> Result<(), Failure> {
     let earlier = since.map(read_flushes).transpose()?;
-    if folders.iter().any(|folder| is_same(folder, folder_of(to))) {
+    // The files would be `.index` and so on, in that folder.
+    let name = to.as_os_str().as_encoded_bytes().rsplit(|byte| *byte == b'/').next();
+    if name.is_none_or(|name| [&b""[..], b".", b".."].contains(&name)) {
+        return Err(failed(to, "a checkpoint needs a name in its folder"));
+    }
+    if has_state(folder_of(to)) || folders.iter().any(|folder| is_same(folder, folder_of(to))) {
         return Err(failed(to, "a checkpoint cannot be in the folder of a state"));
     }
     if since.is_some_and(|since| is_same(&with(since, ".index"), &with(to, ".index"))) {

@@ -207,10 +207,21 @@ fn a_checkpoint_is_not_written_into_the_folder_of_a_state() {
     let folder = std::env::temp_dir().join(format!("starctl-export-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let text = folder.to_str().unwrap();
-    let output = starctl(&["state", "export", "--to", &format!("{text}/out"), text]);
+    let inside = "a checkpoint cannot be in the folder of a state";
+    let refused = |to: &str, state: &str, why: &str| {
+        let output = starctl(&["state", "export", "--to", &format!("{text}/{to}"), state]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains(why), "{error}");
+    };
+    refused("out", text, inside);
+    // Of a state that is not to be exported.
+    std::fs::write(folder.join("journal-1"), "").unwrap();
+    refused("out", "/somewhere", inside);
+    for to in ["", ".", "..", "out/"] {
+        refused(to, "/somewhere", "a checkpoint needs a name in its folder");
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
     std::fs::remove_dir_all(&folder).unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && error.contains("a checkpoint cannot be in the folder of a state"), "{error}");
 }
 
 /// A folder for a test, which is removed at the end.
@@ -367,6 +378,20 @@ fn doctor_finds_what_is_wrong() {
     assert_eq!(output.status.code(), Some(1));
     let reason = "STARWIRE_UNIX=\"perhaps\" is invalid: it must be one of auto, socket, off\n";
     assert!(out(&output).contains(reason), "{}", out(&output));
+}
+
+/// It takes the protocol from the environment; without a cluster, only a parameter server can have a state.
+#[test]
+fn doctor_finds_nothing_wrong_with_a_standby() {
+    for cluster in [&[][..], &["--cluster", "ps=localhost:1,localhost:2;worker=localhost:3"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_starctl"));
+        command.arg("doctor").args(cluster).env_clear().current_dir(std::env::temp_dir());
+        command.env("STARWIRE_STATE", "/somewhere").env("STARWIRE_STATE_FROM", "standby=elsewhere:1");
+        let output = command.env("STARWIRE_PROTOCOL", "starwire+star_server").output().unwrap();
+        assert!(output.status.success() && out(&output).contains("STARWIRE_STATE_FROM=standby="), "{}", out(&output));
+        let output = command.args(["--protocol", "grpc++"]).output().unwrap();
+        assert!(out(&output).contains("it is no parameter server"), "{}", out(&output));
+    }
 }
 
 #[test]

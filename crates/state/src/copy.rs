@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use crate::error::{StateError, at};
 use crate::files::{COPY, FROM, Files, MOVED, NEW, PROMOTE, is_marked, journal_path, journals, variable_path};
 use crate::journal::{Journal, after, each};
-use crate::lock::{lock, try_share};
+use crate::lock::{lock, owner_beside_root, try_share};
 use crate::merge::{merge, remove};
 use crate::record::{Record, size};
 use starwire_marks::fail_point;
@@ -155,17 +155,22 @@ pub struct Replica {
 
 impl Replica {
     /// Whether the folder has a state that was taken over from this address. If it has another one, that is an error.
-    pub fn has_taken_over(folder: &Path, task: &str, from: &str) -> Result<bool, StateError> {
-        if !folder.exists() || is_marked(folder, COPY) || is_marked(folder, MOVED) {
+    /// Another process may have the folder: nothing is changed.
+    pub fn has_taken_over(folder: &Path, from: &str) -> Result<bool, StateError> {
+        if !folder.exists() || is_marked(folder, COPY) || is_marked(folder, MOVED) || journals(folder)?.is_empty() {
             return Ok(false);
         }
-        if Files::list(folder, task)?.journals.is_empty() {
-            return Ok(false);
-        }
-        match fs::read_to_string(folder.join(FROM)) {
+        let path = folder.join(FROM);
+        match fs::read_to_string(&path) {
             Ok(origin) if origin == from || origin == PROMOTED => Ok(true),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(at(&path, "read")(error)),
             _ => Err(StateError::Taken { folder: folder.into() }),
         }
+    }
+
+    /// Of which state the folder has a complete copy, if it has one.
+    pub fn complete_copy(folder: &Path) -> Result<Option<u64>, StateError> {
+        if is_complete(folder) { origin_of(folder).map(|(_, state)| Some(state)) } else { Ok(None) }
     }
 
     /// Begins anew. What is left of another copy, or of a state that has moved, is removed.
@@ -265,6 +270,12 @@ impl Replica {
         merged.map_or(Ok(()), |merged| merged.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     }
 
+    /// The newest journal, if the files of the variables have all that is in the others: `Loaded::read` needs that.
+    pub fn only_journal(&self) -> Option<u64> {
+        let is_merged = self.old.is_none() && self.merging.as_ref().is_none_or(JoinHandle::is_finished);
+        self.newest.as_ref().filter(|_| is_merged).map(|newest| newest.number)
+    }
+
     /// Where the newest journal ends.
     pub fn position(&self) -> (u64, u64) {
         self.newest.as_ref().map_or((0, 0), |newest| (newest.number, newest.end))
@@ -321,20 +332,25 @@ fn tail_crc(file: &File, path: &Path, end: u64, tail: u64) -> Result<u32, StateE
     Ok(crc32c::crc32c(&bytes))
 }
 
-/// Whose state it is, as the oldest journal says.
-fn task_of(folder: &Path) -> Result<String, StateError> {
-    let mut name = String::new();
+/// What tells a state from another one of the same task: each begins with devices of its own.
+pub fn state_of(incarnations: &[u64]) -> u64 {
+    incarnations.first().copied().unwrap_or_default()
+}
+
+/// The task, and which of its states it is, as the oldest journal says.
+fn origin_of(folder: &Path) -> Result<(String, u64), StateError> {
+    let mut origin = (String::new(), 0);
     for (_, path) in journals(folder)?.into_iter().take(1) {
         let file = File::open(&path).map_err(at(&path, "open"))?;
         let length = file.metadata().map_err(at(&path, "examine"))?.len();
         each(&file, &path, 0, length, |_, record| {
-            if let Record::Header { task, .. } = record {
-                name = task.to_owned();
+            if let Record::Header { task, incarnations } = record {
+                origin = (task.to_owned(), state_of(&incarnations));
             }
             Ok(())
         })?;
     }
-    Ok(name)
+    Ok(origin)
 }
 
 /// Whether a journal has all that it begins with.
@@ -357,10 +373,13 @@ impl Drop for Replica {
 /// Makes a copy the state: the owner has ended, and will not come back. A process that keeps the copy takes over by
 /// itself; false: there is none.
 pub fn promote(folder: &Path) -> Result<bool, StateError> {
+    if let Some(uid) = owner_beside_root(folder)? {
+        return Err(StateError::OtherUser { folder: folder.into(), uid });
+    }
     if !is_complete(folder) {
         return Err(StateError::NoCopy { folder: folder.into() });
     }
-    let task = task_of(folder)?;
+    let (task, _) = origin_of(folder)?;
     match Replica::reopen(folder, &task) {
         Ok(None) => Err(StateError::NoCopy { folder: folder.into() }),
         Ok(Some(alone)) => alone.take_over(PROMOTED).map(|()| false),

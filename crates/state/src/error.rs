@@ -23,6 +23,10 @@ pub enum StateError {
     Copy { folder: PathBuf },
     #[error("{folder} has no complete copy of a state, which could take over")]
     NoCopy { folder: PathBuf },
+    #[error(
+        "{folder} belongs to user {uid}, who might not be able to read what root writes there: run this as that user"
+    )]
+    OtherUser { folder: PathBuf, uid: u32 },
     #[error("{folder}: the state has moved to {to}: remove the folder, or begin there")]
     Moved { folder: PathBuf, to: String },
     #[error("{path} is no file of starwire's: the folder must be empty, or have the state of {task}")]

@@ -94,6 +94,11 @@ pub fn journals(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StateError> {
     Ok(numbers.into_iter().map(|number| (number, journal_path(folder, number))).collect())
 }
 
+/// Whether this is the folder of a state, or of a copy.
+pub fn has_state(folder: &Path) -> bool {
+    journals(folder).is_ok_and(|journals| !journals.is_empty())
+}
+
 pub fn journal_path(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("journal-{number}"))
 }

@@ -22,6 +22,7 @@ mod copy;
 mod error;
 mod files;
 mod journal;
+mod loaded;
 #[allow(unsafe_code)]
 mod lock;
 mod merge;
@@ -30,8 +31,10 @@ mod snapshot;
 mod store;
 mod variable;
 
-pub use copy::{PIECE, Replica, Source, promote};
+pub use copy::{PIECE, Replica, Source, promote, state_of};
 pub use error::StateError;
+pub use files::has_state;
+pub use loaded::{Content, Loaded};
 pub use lock::lock_folder;
 pub use record::Definition;
 pub use snapshot::{Changes, Snapshot};

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::error::{StateError, at};
@@ -44,6 +45,14 @@ fn lock_file(file: &File, path: &Path, operation: i32) -> Result<bool, StateErro
         error if error.kind() == ErrorKind::WouldBlock => Ok(false),
         error => Err(at(path, "lock")(error)),
     }
+}
+
+/// The user whose folder it is, if this process is root's: that user might not be able to read what root writes there.
+pub fn owner_beside_root(folder: &Path) -> Result<Option<u32>, StateError> {
+    let owner = folder.metadata().map_err(at(folder, "look at"))?.uid();
+    // SAFETY: nothing has to hold.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    Ok((is_root && owner != 0).then_some(owner))
 }
 
 /// The folder is this process's until the file is closed.

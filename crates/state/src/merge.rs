@@ -26,6 +26,18 @@ pub struct Merged {
 /// Writes what is committed in the journal to the files of the variables. `recovers`: they must be there already, if
 /// the journal began with them.
 pub fn merge(folder: &Path, task: &str, journal: &Journal, recovers: bool) -> Result<Merged, StateError> {
+    let (all, rows) = read(folder, task, journal, recovers)?;
+    write(&all, rows, journal)?;
+    Ok(all)
+}
+
+/// What the journal says, and where its rows are: for each, the variable and the position of the record.
+pub fn read(
+    folder: &Path,
+    task: &str,
+    journal: &Journal,
+    recovers: bool,
+) -> Result<(Merged, Vec<(u32, u64)>), StateError> {
     let Journal { path, file, end, .. } = journal;
     let (mut must_exist, mut rows) = (recovers, Vec::new());
     let mut all = Merged {
@@ -61,6 +73,12 @@ pub fn merge(folder: &Path, task: &str, journal: &Journal, recovers: bool) -> Re
         let why = "its checksum is wrong, and what follows it was committed".into();
         return Err(StateError::Damaged { path: path.clone(), at: stop, why });
     }
+    Ok((all, rows))
+}
+
+/// Writes these rows to the files of the variables.
+pub fn write(all: &Merged, rows: Vec<(u32, u64)>, journal: &Journal) -> Result<(), StateError> {
+    let Journal { path, file, end, .. } = journal;
     // Each row once: the last one counts.
     let mut written: BTreeMap<u32, Rows> = BTreeMap::new();
     for (id, position) in rows.into_iter().rev() {
@@ -74,7 +92,7 @@ pub fn merge(folder: &Path, task: &str, journal: &Journal, recovers: bool) -> Re
             variable.write(&runs, content, written)?.ok_or_else(wrong)
         })?;
     }
-    Ok(all)
+    Ok(())
 }
 
 /// Removes a journal, all of which is in the files of the variables.

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,8 +14,9 @@ use crate::copy::mark_moved;
 use crate::error::{StateError, at};
 use crate::files::{Files, variable_path};
 use crate::journal::{Beginning, Journal};
+use crate::loaded::{Content, Loaded};
 use crate::lock::{exclude_readers, lock};
-use crate::merge::{Merged, merge, remove};
+use crate::merge::{self, Merged, merge, remove};
 use crate::record::{Definition, FULL, Record};
 use crate::variable::Variable;
 use starwire_marks::fail_point;
@@ -43,6 +44,8 @@ pub struct Store {
     old: Option<Arc<Journal>>,
     merging: Option<JoinHandle<Result<(), StateError>>>,
     merges: Merges,
+    /// Rows that were read before this process had the state.
+    loaded: Mutex<BTreeMap<u32, Content>>,
     /// Somebody wants a new journal, whatever the length of this one.
     is_asked: bool,
     short_journal: u64,
@@ -90,14 +93,21 @@ impl Store {
             let journal = Journal::recover(folder, *number, task)?;
             remove(folder, &journal, &merge(folder, task, &journal, true)?)?;
         }
-        let merged = merge(folder, task, &journal, true)?;
+        let (merged, rows) = merge::read(folder, task, &journal, true)?;
+        // What is in memory is not read from the files: they may lack what is in the journal, as they do later.
+        let loaded = Loaded::of(folder, &journal)?.filter(|loaded| loaded.has(&merged.variables));
+        if loaded.is_none() {
+            merge::write(&merged, rows, &journal)?;
+        }
         for id in variables.iter().filter(|id| !merged.variables.contains_key(id)) {
             let path = variable_path(folder, *id);
             if !merged.gone.contains(&path) && path.exists() {
                 fs::remove_file(&path).map_err(at(&path, "remove the file"))?;
             }
         }
-        Ok(Self::new(folder, task, journal, merged, lock))
+        let mut store = Self::new(folder, task, journal, merged, lock);
+        store.loaded = Mutex::new(loaded.map(Loaded::into_contents).unwrap_or_default());
+        Ok(store)
     }
 
     fn new(folder: &Path, task: &str, journal: Journal, merged: Merged, lock: File) -> Self {
@@ -117,6 +127,7 @@ impl Store {
             old: None,
             merging: None,
             merges: Merges::Beside,
+            loaded: Mutex::default(),
             is_asked: false,
             short_journal: SHORT_JOURNAL,
             _lock: lock,
@@ -131,10 +142,26 @@ impl Store {
         self.variables.iter().map(|(id, variable)| (*id, &variable.definition))
     }
 
-    /// Reads all rows of a variable.
+    /// Reads all rows of a variable, unless they were taken.
     pub fn read(&self, id: u32, content: &mut [u8]) -> Result<(), StateError> {
+        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(rows) = loaded.get(&id).map(Content::bytes).filter(|rows| rows.len() == content.len()) {
+            content.copy_from_slice(rows);
+            return Ok(());
+        }
         let Some(Variable { path, file, .. }) = self.variables.get(&id) else { return Ok(()) };
         file.read_exact_at(content, 0).map_err(at(path, "read"))
+    }
+
+    /// All rows of a variable that were read before this process had the state; once. None: [`Store::read`] reads them.
+    pub fn take(&self, id: u32) -> Option<Content> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)
+    }
+
+    /// How many bytes can be taken.
+    pub fn loaded(&self) -> usize {
+        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.values().map(|content| content.bytes().len()).sum()
     }
 
     /// The calls that were applied, as their owner wrote them.

@@ -145,13 +145,13 @@ impl Copies {
     }
 
     /// Another process begins a copy. May block.
-    pub fn begin(&self, ticket: Ticket, folder: &Path) -> Result<CopyReply, StateError> {
+    pub fn begin(&self, ticket: Ticket, folder: &Path, state: u64) -> Result<CopyReply, StateError> {
         let Some(source) = Source::open(folder)? else {
             return Ok(CopyReply { ticket, head: StateReply::Nothing, payload: None });
         };
         let each = source.variables().iter().flat_map(|(id, bytes)| [u64::from(*id), *bytes]);
         let list: Vec<u8> = each.flat_map(u64::to_le_bytes).collect();
-        let head = StateReply::Begun { journal: source.first_journal() };
+        let head = StateReply::Begun { journal: source.first_journal(), state };
         self.add(ticket, source, Position::default());
         Ok(CopyReply { ticket, head, payload: Some(OutPayload::of(vec![list])) })
     }
@@ -166,18 +166,25 @@ impl Copies {
     }
 
     /// A copy goes on over another connection. May block.
-    pub fn resume(&self, ticket: Ticket, folder: &Path, position: Position, crc: u32) -> Result<CopyReply, StateError> {
+    pub fn resume(
+        &self,
+        ticket: Ticket,
+        folder: &Path,
+        position: Position,
+        crc: u32,
+        state: u64,
+    ) -> Result<CopyReply, StateError> {
         let Position { journal, offset } = position;
         let is_written = self.known().ends.get(&journal).is_some_and(|end| offset <= *end);
         let source = if is_written { Source::resume(folder, (journal, offset), TAIL, crc)? } else { None };
-        let head = if source.is_some() { StateReply::Nothing } else { StateReply::Gone };
+        let head = if source.is_some() { StateReply::Nothing } else { StateReply::Gone { state } };
         source.into_iter().for_each(|source| self.add(ticket, source, position));
         Ok(CopyReply { ticket, head, payload: None })
     }
 
     /// What another process asks for. None: later. May block.
     pub fn read(&self, ticket: Ticket, request: &StateRequest<'_>) -> Result<Option<CopyReply>, StateError> {
-        let gone = Ok(Some(CopyReply { ticket, head: StateReply::Gone, payload: None }));
+        let gone = Ok(Some(CopyReply { ticket, head: StateReply::Gone { state: 0 }, payload: None }));
         let Some(source) = self.known().copies.get(&ticket.conn).map(|copy| copy.source.clone()) else { return gone };
         let mut source = source.lock().unwrap_or_else(PoisonError::into_inner);
         match *request {
@@ -203,7 +210,7 @@ impl Copies {
     fn wait(&self, ticket: Ticket, position: Position) -> Wait {
         let mut known = self.known();
         match known.ends.get(&position.journal) {
-            None => return Wait::Ends(StateReply::Gone),
+            None => return Wait::Ends(StateReply::Gone { state: 0 }),
             Some(end) if position.offset < *end => return Wait::Reads(*end),
             Some(_) if known.newest().journal > position.journal => return Wait::Ends(StateReply::Next),
             Some(_) if known.offers => return Wait::Ends(StateReply::Offered),
@@ -422,8 +429,8 @@ mod tests {
     /// A copy that has everything, and waits.
     fn complete(copies: &Copies, folder: &TempDir, store: &Store, conn: u64) {
         copies.asks(conn);
-        let begun = copies.begin(ticket(conn), folder.path()).unwrap();
-        assert_eq!(begun.head, StateReply::Begun { journal: 1 });
+        let begun = copies.begin(ticket(conn), folder.path(), 7).unwrap();
+        assert_eq!(begun.head, StateReply::Begun { journal: 1, state: 7 });
         let (number, end) = newest(store);
         let piece = head(copies.read(ticket(conn), &journal((number, 0))).unwrap());
         assert!(matches!(piece, Some(StateReply::Piece { more: 0, .. })), "{piece:?}");
@@ -436,7 +443,11 @@ mod tests {
         let folder = TempDir::new("copies");
         let (mut store, copies) = owner(&folder);
         let now = Instant::now();
-        assert_eq!(head(copies.read(ticket(1), &journal((1, 0))).unwrap()), Some(StateReply::Gone), "it never began");
+        assert_eq!(
+            head(copies.read(ticket(1), &journal((1, 0))).unwrap()),
+            Some(StateReply::Gone { state: 0 }),
+            "it never began"
+        );
         complete(&copies, &folder, &store, 1);
         assert_eq!(copies.count(), 1);
         assert!(copies.due(now).is_empty());
@@ -459,7 +470,7 @@ mod tests {
         complete(&copies, &folder, &store, 2);
         // One that is not complete holds nobody up.
         copies.asks(3);
-        copies.begin(ticket(3), folder.path()).unwrap();
+        copies.begin(ticket(3), folder.path(), 7).unwrap();
         let before = newest(&store);
         assert!(flush(&mut store, &copies, 2));
         let middle = newest(&store);
@@ -480,8 +491,8 @@ mod tests {
         let (_store, copies) = owner(&folder);
         copies.asks(1);
         assert!(copies.gone(1).is_none());
-        let begun = copies.begin(ticket(1), folder.path()).unwrap();
-        assert_eq!(begun.head, StateReply::Begun { journal: 1 });
+        let begun = copies.begin(ticket(1), folder.path(), 7).unwrap();
+        assert_eq!(begun.head, StateReply::Begun { journal: 1, state: 7 });
         // As long as somebody reads, no journal is merged.
         assert!(!copies.is_any());
     }
@@ -496,10 +507,10 @@ mod tests {
         let content = std::fs::read(path).unwrap();
         let crc = checksum(&content[..usize::try_from(offset).unwrap()]);
         copies.asks(5);
-        let resume = |position, crc| copies.resume(ticket(5), folder.path(), position, crc).unwrap().head;
-        assert_eq!(resume(position, crc ^ 1), StateReply::Gone);
-        assert_eq!(resume(Position { journal: journal + 1, offset }, crc), StateReply::Gone);
-        assert_eq!(resume(Position { offset: offset + 1, ..position }, crc), StateReply::Gone);
+        let resume = |position, crc| copies.resume(ticket(5), folder.path(), position, crc, 7).unwrap().head;
+        assert_eq!(resume(position, crc ^ 1), StateReply::Gone { state: 7 });
+        assert_eq!(resume(Position { journal: journal + 1, offset }, crc), StateReply::Gone { state: 7 });
+        assert_eq!(resume(Position { offset: offset + 1, ..position }, crc), StateReply::Gone { state: 7 });
         assert_eq!(copies.count(), 0);
         assert_eq!(resume(position, crc), StateReply::Nothing);
         assert_eq!(head(copies.read(ticket(5), &self::journal((journal, offset))).unwrap()), None);
@@ -580,7 +591,7 @@ mod tests {
         let folder = TempDir::new("copies");
         let (store, copies) = owner(&folder);
         copies.asks(1);
-        copies.begin(ticket(1), folder.path()).unwrap();
+        copies.begin(ticket(1), folder.path(), 7).unwrap();
         assert!(!copies.offer());
         complete(&copies, &folder, &store, 1);
         assert!(copies.offer());

@@ -128,6 +128,7 @@ impl State {
         let store = Store::open(&folder, &owner, host.incarnations())?;
         let failed = |failure: StarFailure| StateError::Restore { folder: folder.clone(), message: failure.message };
         fail_point!("a state is open, and its variables are not restored");
+        let loaded = store.loaded();
         host.restore(&store).map_err(failed)?;
         // Workers cannot come back before this, so their time begins here.
         if accounts.load(store.calls(), Instant::now()).is_none() && !store.calls().is_empty() {
@@ -136,7 +137,7 @@ impl State {
         let line = match store.last_flush() {
             (0, _) => format!("starwire: {} keeps its state in {}", identity.task, folder.display()),
             (flush, time) => format!(
-                "starwire: {} has its state back from {}: {} variables, {} bytes, of flush {flush}, which began {:.1} s ago",
+                "starwire: {} has its state back from {}: {} variables, {} bytes ({loaded} read before), of flush {flush}, which began {:.1} s ago",
                 identity.task,
                 folder.display(),
                 store.variables().count(),
@@ -273,8 +274,9 @@ impl State {
         };
         fail_point!("no call that changes something is under way");
         let number = self.begun.fetch_add(1, Ordering::SeqCst);
-        host.changes(&mut flush, false);
+        // A call that waits may still run, and end in between: then its changes are there, not its answer alone.
         let calls = server.accounts.save();
+        host.changes(&mut flush, false);
         if kind == Flush::Usual {
             self.let_in(server);
         }

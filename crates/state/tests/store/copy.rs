@@ -1,6 +1,6 @@
 //! A copy that takes over: random flushes of the owner, while the other process reads a piece now and then.
 
-use starwire_state::{Source, promote};
+use starwire_state::{Loaded, Source, promote};
 
 use super::*;
 
@@ -11,6 +11,7 @@ struct Follower<'a> {
     source: Source,
     /// The file that is read, and how far.
     variable: (usize, u64),
+    loaded: Option<Loaded>,
 }
 
 impl<'a> Follower<'a> {
@@ -23,7 +24,14 @@ impl<'a> Follower<'a> {
             std::thread::yield_now();
         };
         source.set_piece(piece);
-        Self { folder, replica: Replica::begin(&folder.0, TASK).unwrap(), source, variable: (0, 0) }
+        Self { folder, replica: Replica::begin(&folder.0, TASK).unwrap(), source, variable: (0, 0), loaded: None }
+    }
+
+    /// Reads a copy that has everything, if it has one journal only.
+    fn load(&mut self) {
+        if let Some(journal) = self.replica.only_journal() {
+            self.loaded = Loaded::read(&self.folder.0, journal).unwrap();
+        }
     }
 
     /// Copies one piece. False: there is nothing to copy; None: what follows is gone.
@@ -59,6 +67,7 @@ impl<'a> Follower<'a> {
         assert!(matches!(self.folder.open(), Err(StateError::InUse { .. })));
         self.replica.prepare().unwrap();
         self.replica.take_over("here:1").unwrap();
+        self.loaded.into_iter().for_each(|loaded| loaded.wait(&self.folder.0));
         self.folder.open().unwrap()
     }
 }
@@ -90,9 +99,13 @@ proptest! {
             }
             for _ in 0..steps {
                 // One that is too far behind begins anew.
-                if follower.as_mut().is_some_and(|follower| follower.step(&store).is_none()) {
-                    drop(follower.take());
-                    follower = Some(Follower::new(&folder, &other, piece));
+                match follower.as_mut().map(|follower| follower.step(&store)) {
+                    Some(None) => {
+                        drop(follower.take());
+                        follower = Some(Follower::new(&folder, &other, piece));
+                    }
+                    Some(Some(false)) if calls % 2 == 0 => follower.iter_mut().for_each(Follower::load),
+                    _ => {}
                 }
             }
         }
@@ -111,6 +124,15 @@ proptest! {
         drop(store);
         let store = follower.take_over();
         prop_assert_eq!(&state_of(&store), &model);
+        for (id, (_, expected)) in &model.variables {
+            if let Some(mut taken) = store.take(*id) {
+                prop_assert_eq!(&*taken.bytes_mut(), &expected[..]);
+            }
+        }
+        prop_assert_eq!(store.loaded(), 0);
+        drop(store);
+        let store = other.open().unwrap();
+        prop_assert_eq!(&state_of(&store), &model);
         prop_assert_eq!(store.incarnations(), [1, 2]);
         prop_assert!(error_of(&folder).ends_with(": the state has moved to there:1: remove the folder, or begin there"));
         drop(store);
@@ -125,7 +147,7 @@ proptest! {
 #[test]
 fn a_copy_is_no_state_until_it_takes_over() {
     let (folder, other) = (filled(), Folder::new());
-    let has_taken_over = |folder: &Folder, from| Replica::has_taken_over(&folder.0, TASK, from);
+    let has_taken_over = |folder: &Folder, from| Replica::has_taken_over(&folder.0, from);
     assert!(!has_taken_over(&other, "here:1").unwrap());
     let store = folder.open().unwrap();
     let mut follower = Follower::new(&folder, &other, 7);
@@ -147,6 +169,73 @@ fn a_copy_is_no_state_until_it_takes_over() {
     drop(follower.take_over());
     assert!(has_taken_over(&other, "here:1").unwrap());
     assert!(matches!(has_taken_over(&other, "there:1"), Err(StateError::Taken { .. })), "from somewhere else");
+    // Another process has the folder, and is about to mark it.
+    std::fs::write(other.0.join("moved.new"), "").unwrap();
+    assert!(has_taken_over(&other, "here:1").unwrap());
+    assert!(other.0.join("moved.new").exists());
+    // Nobody may conclude from this that the state is another one, and be told to remove it.
+    std::fs::remove_file(other.0.join("from")).unwrap();
+    std::fs::create_dir(other.0.join("from")).unwrap();
+    let error = has_taken_over(&other, "here:1").unwrap_err().to_string();
+    assert!(error.contains("from: cannot read: "), "{error}");
+}
+
+#[test]
+fn root_does_not_promote_the_copy_of_another_user() {
+    let folder = Folder::new();
+    std::fs::create_dir_all(&folder.0).unwrap();
+    match std::os::unix::fs::chown(&folder.0, Some(65_534), None) {
+        Ok(()) => {
+            let error = promote(&folder.0).unwrap_err().to_string();
+            assert!(error.contains(" belongs to user 65534, who might not be able to read what root"), "{error}");
+        }
+        // Only root has others' folders.
+        Err(_) => assert!(matches!(promote(&folder.0), Err(StateError::NoCopy { .. }))),
+    }
+}
+
+/// Changes, new variables and variables that are gone, after the copy was read.
+#[test]
+fn what_was_read_before_has_what_came_since() {
+    for journal in [false, true] {
+        let (folder, other) = (filled(), Folder::new());
+        let mut store = folder.open().unwrap();
+        let mut follower = Follower::new(&folder, &other, 50);
+        while follower.step(&store).unwrap() {}
+        follower.load();
+        let mut flush = store.begin().unwrap();
+        let (gone, new) = (flush.variable(definition(2, 2)), flush.variable(definition(2, 2)));
+        flush.rows(1, 0, &[9; 8]);
+        flush.rows(new, 0, &[7; 4]);
+        flush.gone(gone);
+        flush.commit(b"next").unwrap();
+        if journal {
+            store.ask_for_journal();
+            let mut flush = store.begin().unwrap();
+            flush.rows(1, 0, &[8; 8]);
+            flush.commit(b"last").unwrap();
+        }
+        while follower.step(&store).unwrap() {}
+        let store = follower.take_over();
+        let expected = state_of(&store);
+        assert_eq!(expected.variables[&1].1[..8], if journal { [8; 8] } else { [9; 8] });
+        assert_eq!(expected.variables[&new].1, [7; 4]);
+        // Another journal may have changed the files while they were read.
+        assert_eq!(store.loaded() == 0, journal);
+        for (id, (_, content)) in &expected.variables {
+            match store.take(*id) {
+                Some(mut taken) => {
+                    assert_eq!(taken.bytes_mut(), content);
+                    assert_eq!(taken.bytes().as_ptr().align_offset(64), 0);
+                }
+                None => assert!(journal),
+            }
+        }
+        assert!(store.take(gone).is_none() && store.take(1).is_none());
+        // The files may lack what is in the journal: whoever opens them next merges it.
+        drop(store);
+        assert_eq!(state_of(&other.open().unwrap()), expected);
+    }
 }
 
 #[test]
@@ -165,12 +254,12 @@ fn another_process_takes_up_a_complete_copy() {
     for _ in 0..4 {
         follower.step(&store).unwrap();
     }
-    let Follower { source, variable, replica, .. } = follower;
+    let Follower { source, variable, replica, loaded, .. } = follower;
     let before = replica.position();
     drop(replica);
     let replica = Replica::reopen(&other.0, TASK).unwrap().unwrap();
     assert!(replica.position() <= before && replica.position().1 > 0);
-    let mut follower = Follower { folder: &other, replica, source, variable };
+    let mut follower = Follower { folder: &other, replica, source, variable, loaded };
     while follower.step(&store).unwrap() {}
     let taken = follower.take_over();
     // The files of its variables have everything once it is opened again.

@@ -14,7 +14,7 @@ use crate::star::server::StarServer;
 use starwire_marks::fail_point;
 use starwire_protocol::code;
 use starwire_protocol::state::{Position, StateReply, StateRequest};
-use starwire_state::StateError;
+use starwire_state::{StateError, state_of};
 
 impl State {
     /// Another process of the task asks for something. May block.
@@ -24,6 +24,7 @@ impl State {
         ticket: Ticket,
         request: &StateRequest<'_>,
     ) -> Result<Option<CopyReply>, StarFailure> {
+        let state = state_of(&self.incarnations);
         let failed = |error: StateError| StarFailure::new(code::INTERNAL, format!("starwire: {error}"));
         match request {
             StateRequest::Begin => match self.copies.take_over() {
@@ -32,10 +33,10 @@ impl State {
                         format!("starwire: the state has moved to {address}: what is left of it here is older");
                     Err(StarFailure::new(code::FAILED_PRECONDITION, message))
                 }
-                _ => self.copies.begin(ticket, &self.folder).map(Some).map_err(failed),
+                _ => self.copies.begin(ticket, &self.folder, state).map(Some).map_err(failed),
             },
             StateRequest::Resume { position, crc } => {
-                self.copies.resume(ticket, &self.folder, *position, *crc).map(Some).map_err(failed)
+                self.copies.resume(ticket, &self.folder, *position, *crc, state).map(Some).map_err(failed)
             }
             StateRequest::Variable { .. } => self.copies.read(ticket, request).map_err(failed),
             StateRequest::Journal(position) => {
