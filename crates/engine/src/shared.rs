@@ -257,7 +257,7 @@ impl<H: Host> Shared<H> {
     }
 
     /// Behind all that other threads have sent before.
-    pub fn send_by_mailbox(&self, shard: usize, command: Command<H>) {
+    fn send_by_mailbox(&self, shard: usize, command: Command<H>) {
         if self.forks != fork::count() {
             return end(
                 command,

@@ -377,7 +377,6 @@ impl<H: Host> Links<H> {
         if matches!(conn.side, Side::Server) {
             conn.name = format!("{} at {}", peer.task, conn.name);
         }
-        conn.is_sent_on = self.shared.moved_to.get().is_some();
         conn.peer = Some(peer);
         if conn.peer_memory.is_some() {
             conn.proto.allow_lending();

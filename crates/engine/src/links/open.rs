@@ -167,6 +167,7 @@ impl<H: Host> Links<H> {
         } else {
             self.offer_loans(&mut settings);
         }
+        let is_sent_on = !settings.moved_to.is_empty();
         let proto = Connection::server(settings, now);
         let key = match self.driver.register(fd) {
             Ok(token) => self.add(token, Side::Server, proto, name),
@@ -180,6 +181,7 @@ impl<H: Host> Links<H> {
         };
         let session = self.session_from().filter(|_| listener == Listener::Tcp).map(Box::new);
         if let Some(conn) = self.conns.get_mut(&key) {
+            conn.is_sent_on = is_sent_on;
             conn.tls = session;
             let shared = self.shared.clone();
             // Over TLS, another check replaces this one.

@@ -4,6 +4,7 @@ mod events;
 mod requests;
 mod wait;
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,6 +33,8 @@ pub struct Shard<H: Host> {
     index: usize,
     shared: Arc<Shared<H>>,
     mailbox: Receiver<Command<H>>,
+    /// From the mailbox, before all that is still there.
+    passed: VecDeque<Command<H>>,
     links: Links<H>,
     peers: Peers<Request<H::Op>>,
     admission: Admission,
@@ -60,6 +63,7 @@ impl<H: Host> Shard<H> {
         Self {
             index,
             mailbox,
+            passed: VecDeque::new(),
             links: Links::new(index, shared.clone(), services, driver),
             peers: Peers::default(),
             admission,
@@ -173,7 +177,7 @@ impl<H: Host> Shard<H> {
         }
         self.links.freeze();
         self.mailbox.close();
-        while let Some(command) = self.mailbox.pop() {
+        while let Some(command) = self.passed.pop_front().or_else(|| self.mailbox.pop()) {
             std::mem::forget(command);
         }
         self.unfinished = None;
@@ -184,7 +188,7 @@ impl<H: Host> Shard<H> {
 
     fn close_mailbox(&mut self) {
         self.mailbox.close();
-        while let Some(command) = self.mailbox.pop() {
+        while let Some(command) = self.passed.pop_front().or_else(|| self.mailbox.pop()) {
             shared::end(command, code::UNAVAILABLE, "starwire: the server was stopped");
         }
         self.queue.take(&mut self.local);
@@ -198,7 +202,8 @@ impl<H: Host> Shard<H> {
     /// When this reactor goes on if nothing comes.
     pub fn wakes_at(&mut self, now: Instant) -> Option<Instant> {
         // A stopped reactor with nothing to close ends at once.
-        let has_work = !self.queue.is_empty() || !self.mailbox.is_empty() || self.is_finished(now);
+        let has_commands = !self.queue.is_empty() || !self.passed.is_empty() || !self.mailbox.is_empty();
+        let has_work = has_commands || self.is_finished(now);
         if has_work { Some(now) } else { self.next_due() }
     }
 
@@ -234,7 +239,7 @@ impl<H: Host> Shard<H> {
         self.take_local(now);
         let mut taken = 0;
         while taken < COMMANDS_PER_ROUND {
-            let Some(command) = self.mailbox.pop() else { break };
+            let Some(command) = self.passed.pop_front().or_else(|| self.mailbox.pop()) else { break };
             taken += 1;
             if matches!(command, Command::Cancel { .. }) && !self.queue.is_empty() {
                 // Its request may be there.
@@ -249,15 +254,24 @@ impl<H: Host> Shard<H> {
         let mut local = std::mem::take(&mut self.local);
         self.queue.take(&mut local);
         for command in local.drain(..) {
-            match &command {
-                // Another thread has opened the channel, which is in the mailbox, unless the task has left.
-                Command::Request { channel, .. } if self.peers.get(*channel).is_none() => {
-                    self.shared.send_by_mailbox(self.index, command);
-                }
-                _ => self.execute(command, now),
+            if let Command::Request { channel, .. } = &command {
+                self.find_channel(*channel, now);
             }
+            self.execute(command, now);
         }
         self.local = local;
+    }
+
+    /// Another thread has just opened the channel, which is in the mailbox, unless the task has left. Nothing else
+    /// there is carried out: it may be the cancellation of a request that a callback has made.
+    fn find_channel(&mut self, channel: u32, now: Instant) {
+        while self.peers.get(channel).is_none() {
+            match self.mailbox.pop() {
+                Some(command @ Command::OpenChannel { .. }) => self.execute(command, now),
+                Some(command) => self.passed.push_back(command),
+                None => return,
+            }
+        }
     }
 
     fn execute(&mut self, command: Command<H>, now: Instant) {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::api::PendingOp;
@@ -87,7 +88,9 @@ async fn serve<H: Host>(
             continue;
         };
         let Some(shared) = shared.upgrade() else { return };
-        match loopback::is_ours(from, at) {
+        // It reads a table of all connections of the host, for which nothing else here may wait.
+        let is_ours = spawn_blocking(move || loopback::is_ours(from, at)).await;
+        match is_ours.unwrap_or_else(|error| Err(io::Error::other(error))) {
             // Errors of a client's connection are the client's.
             Ok(true) => {
                 let number = next_stream.fetch_add(1, Ordering::Relaxed);

@@ -95,7 +95,14 @@ fn both_sides_count_the_same_traffic_and_large_tensors_are_never_copied() {
         }
         // Handshake and frames add to the payload.
         let borrowed = number(&client, "starwire_borrowed_bytes_total");
-        assert_eq!(borrowed > 0.0, unix == "auto", "large tensors of tasks of one host do not go through the socket");
+        assert_eq!(
+            borrowed > 0.0,
+            unix == "auto",
+            "large tensors of tasks of one host do not go through the socket: {:?} {:?} {}",
+            client.seen.lines.lock().unwrap(),
+            server.seen.lines.lock().unwrap(),
+            client.engine().metrics_text()
+        );
         assert_eq!(number(&server, "starwire_lent_bytes_total"), borrowed);
         assert!(number(&client, "starwire_bytes_received_total") + borrowed > payload as f64);
         eventually(&client, "starwire_bytes_received_total", number(&server, "starwire_bytes_sent_total") as i64);
