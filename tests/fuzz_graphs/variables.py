@@ -268,11 +268,19 @@ def references(g):
     if pred.alias or pred.guard:
         g.guard = outer
         return
+    decides = pred
+    if len(g.scopes) == 1 and len(g.init) % 6 == 1:
+        # A variable itself decides.
+        flag = record_in(g, g.init, "VariableV2", dev, attr={"dtype": "bool", "shape": []}, out=[("bool", ())])
+        start = record_in(g, g.init, "Const", dev, attr={"value": ["bool", g.chance(0.5)]}, out=[("bool", ())])
+        record_in(g, g.init, "Assign", dev, {"ref": f"{flag}:0", "value": f"{start}:0"}, out=[("bool", ())], target=True)
+        decides = Ref(f"{flag}:0", "bool", (), dev, (), [])
+        pred = g.emit("Identity", dev, {"input": decides}, out=[("bool", ())])[0]
     g.scope.preds.append(pred)
     at = len(g.scope.preds) - 1
     sides = []
     for one in pair:
-        number = g.record("RefSwitch", dev, {"data": one, "pred": pred}, out=[(dtype, shape)] * 2)
+        number = g.record("RefSwitch", dev, {"data": one, "pred": decides}, out=[(dtype, shape)] * 2)
         sides.append([Ref(f"{number}:{b}", dtype, shape, dev, ((at, b),), one.states) for b in (0, 1)])
     if g.chance(0.4):
         # Update in one branch before the references merge.

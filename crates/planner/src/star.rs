@@ -299,7 +299,9 @@ impl Split<'_> {
         let known = tied && self.placement.root(edge).is_some() && server;
         match (self.place(edge.src), self.place(edge.dst)) {
             (Place::Called, Place::Called) => inside || known,
-            (Place::Copied, Place::Called | Place::Copied | Place::Pivot) => server,
+            // A variable itself cannot decide: the decision is made on the client.
+            (Place::Copied, Place::Pivot) => server && !(edge.dst_input == 1 && is_reference(edge)),
+            (Place::Copied, Place::Called | Place::Copied) => server,
             (Place::Pivot, Place::Called | Place::Pivot) | (Place::Called, Place::Pivot) => known,
             // A Switch selects a branch; a control edge from a node that was left does not.
             (Place::Left(_), Place::Called | Place::Pivot) => {

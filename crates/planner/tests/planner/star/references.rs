@@ -48,6 +48,29 @@ fn an_update_behind_a_merge_of_two_variables_is_left() {
 }
 
 #[test]
+fn a_switch_that_a_variable_itself_decides_is_left() {
+    for style in STYLES {
+        let (mut b, value, _) = build();
+        let (variable, flag) = (b.variable(1), b.variable(1));
+        let gate = b.op(1, &[]);
+        b.nodes[gate as usize].kind = Kind::Switch;
+        b.input((variable, 0), gate, 0, Ref);
+        b.input((flag, 0), gate, 1, Deref);
+        let update = b.op(1, &[]);
+        (b.nodes[update as usize].stateful, b.nodes[update as usize].forwards_ref) = (true, true);
+        b.input((gate, 1), update, 0, Ref);
+        b.input((value, 0), update, 1, Plain);
+        // Something that is called.
+        let third = b.variable(1);
+        let called = b.update(third, &[value]);
+        let plan = b.check(style);
+        assert!(matches!(plan.places[gate as usize], Place::Left(_)), "{:?}", plan.places[gate as usize]);
+        assert!(matches!(plan.places[update as usize], Place::Left(_)));
+        assert_eq!(plan.places[called as usize], Place::Called);
+    }
+}
+
+#[test]
 fn a_snapshot_that_must_show_an_update_stays_beside_its_variable() {
     // if p: v += value; w = v/read * 3. v/read was read before the condition and shares v's memory.
     for (updated, style) in [false, true].into_iter().flat_map(|updated| STYLES.map(|style| (updated, style))) {
