@@ -1,5 +1,7 @@
 #include "cc/star/run.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "cc/base/compat_executor.h"
@@ -8,6 +10,7 @@
 #include "cc/base/kernel_scope.h"
 #include "cc/base/status_codec.h"
 #include "cc/star/service.h"
+#include "cc/tensor/slab.h"
 #include "tensorflow/core/common_runtime/device.h"
 #include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/common_runtime/rendezvous_mgr.h"
@@ -242,6 +245,23 @@ void StarRun::OnDone(const Status& status) {
   if (!outcome.ok()) Fail(outcome, /*names_peer=*/false);
 }
 
+namespace {
+
+// What is kept must not hold much more memory than its own: that of the call that brought it, say.
+Status KeepAlone(tensorflow::Tensor* value) {
+  const size_t bytes = value->TotalBytes();
+  if (!tensorflow::DataTypeCanUseMemcpy(value->dtype()) || Slab::HeldBy(*value) <= 2 * bytes) return OkStatus();
+  tensorflow::Tensor alone(tensorflow::cpu_allocator(), value->dtype(), value->shape());
+  if (bytes != 0 && !alone.IsInitialized()) {
+    return MakeStatus(kResourceExhausted, "starwire: no memory for " + std::to_string(bytes) + " bytes that are kept");
+  }
+  if (bytes != 0) std::memcpy(const_cast<char*>(alone.tensor_data().data()), value->tensor_data().data(), bytes);
+  *value = std::move(alone);
+  return OkStatus();
+}
+
+}  // namespace
+
 Status StarRun::Answer() {
   std::vector<StarValue> values(fetches.size());
   for (size_t i = 0; i < fetches.size(); ++i) {
@@ -256,8 +276,11 @@ Status StarRun::Answer() {
   for (const StarKeep& keep : keeps_) {
     StarValue& value = values[keep.fetch];
     if (value.kind != StarValue::Kind::kTensor) continue;
+    const Status status = KeepAlone(&value.tensor);
+    if (!status.ok()) return status;
     kept.emplace_back(new KeptValue(value.tensor));
-    stays.push_back({keep.slot, InTable(kept.back().get()), value.tensor.TotalBytes()});
+    const uint64_t bytes = std::max<uint64_t>(value.tensor.TotalBytes(), Slab::HeldBy(value.tensor));
+    stays.push_back({keep.slot, InTable(kept.back().get()), bytes});
     if ((keep.flags & kAlsoReturned) == 0) value = StarValue::Slot(keep.slot);
   }
   std::string stats;

@@ -403,7 +403,9 @@ Status ValueDecoder::Adopt(sw_bytes table, const sw_part* parts, size_t n, void*
         });
   }
   if (status.ok()) {
-    slab_ = Slab::Around(base, members_.size(), body, release);
+    uint64_t bytes = 0;
+    for (size_t part = 0; part < n; ++part) bytes += parts[part].len;
+    slab_ = Slab::Around(base, bytes, members_.size(), body, release);
     if (slab_ == nullptr) status = OutOfMemory(0);
   }
   if (!status.ok()) release(body);

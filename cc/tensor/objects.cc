@@ -327,6 +327,13 @@ Status CheckTensor(const TensorProto& proto, ObjectBudget* budget) {
     return Malformed(std::to_string(content) + " bytes for type " + tensorflow::DataTypeString(proto.dtype()) +
                      ", shape " + shape.DebugString());
   }
+  // The last string stands for all that are missing.
+  const auto given = static_cast<uint64_t>(proto.string_val_size());
+  if (proto.dtype() == tensorflow::DT_STRING && content == 0 && given != 0 && given < elements &&
+      (__builtin_mul_overflow(elements - given, proto.string_val(proto.string_val_size() - 1).size(), &bytes) ||
+       !budget->Spend(bytes))) {
+    return TooMuch(*budget, "a string that stands for " + std::to_string(elements) + " ones");
+  }
   return OkStatus();
 }
 

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "cc/base/compat_tensor.h"
+#include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
 
 namespace starwire {
@@ -26,6 +27,8 @@ class Slab::Piece : public TensorBuffer {
     proto->set_ptr(reinterpret_cast<uintptr_t>(data()));
   }
 
+  uint64_t slab_bytes() const;
+
   static void* operator new(size_t, void* place) { return place; }
   // Runs after every destructor, when nothing uses the object any more.
   static void operator delete(void* place);
@@ -46,11 +49,24 @@ void Slab::Piece::operator delete(void* place) {
   reinterpret_cast<Place*>(bytes)->slab->Unref();
 }
 
-Slab* Slab::Make(uint8_t* data, size_t pieces, void* owner, void (*release)(void* owner)) {
+uint64_t Slab::Piece::slab_bytes() const {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(this) - offsetof(Place, piece);
+  return reinterpret_cast<const Place*>(bytes)->slab->bytes_;
+}
+
+uint64_t Slab::HeldBy(const Tensor& tensor) {
+  const TensorBuffer* buffer = tensorflow::DMAHelper::buffer(&tensor);
+  if (buffer == nullptr) return 0;
+  const TensorBuffer* root = const_cast<TensorBuffer*>(buffer)->root_buffer();
+  const auto* piece = dynamic_cast<const Piece*>(root);
+  return piece != nullptr ? piece->slab_bytes() : root->size();
+}
+
+Slab* Slab::Make(uint8_t* data, uint64_t bytes, size_t pieces, void* owner, void (*release)(void* owner)) {
   static_assert(sizeof(Slab) % alignof(Place) == 0, "places follow the slab");
   if (pieces > (std::numeric_limits<size_t>::max() / 2 - sizeof(Slab)) / sizeof(Place)) return nullptr;
   void* memory = ::operator new(sizeof(Slab) + pieces * sizeof(Place), std::nothrow);
-  return memory == nullptr ? nullptr : new (memory) Slab(data, owner, release);
+  return memory == nullptr ? nullptr : new (memory) Slab(data, bytes, owner, release);
 }
 
 Slab* Slab::New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces) {
@@ -61,13 +77,13 @@ Slab* Slab::New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces)
     data = static_cast<uint8_t*>(allocator->AllocateRaw(kAlignment, bytes, attributes));
     if (data == nullptr) return nullptr;
   }
-  Slab* slab = Make(data, pieces, allocator, nullptr);
+  Slab* slab = Make(data, bytes, pieces, allocator, nullptr);
   if (slab == nullptr && data != nullptr) allocator->DeallocateRaw(data);
   return slab;
 }
 
-Slab* Slab::Around(uint8_t* data, size_t pieces, void* owner, void (*release)(void* owner)) {
-  return Make(data, pieces, owner, release);
+Slab* Slab::Around(uint8_t* data, uint64_t bytes, size_t pieces, void* owner, void (*release)(void* owner)) {
+  return Make(data, bytes, pieces, owner, release);
 }
 
 Tensor Slab::NewTensor(DataType dtype, const TensorShape& shape, uint64_t offset, uint64_t bytes) {

@@ -22,7 +22,9 @@ class Slab {
   static Slab* New(tensorflow::Allocator* allocator, uint64_t bytes, size_t pieces);
   // The same around existing memory that belongs to `owner`, until release(owner). On failure (out of memory) it still
   // belongs to the caller.
-  static Slab* Around(uint8_t* data, size_t pieces, void* owner, void (*release)(void* owner));
+  static Slab* Around(uint8_t* data, uint64_t bytes, size_t pieces, void* owner, void (*release)(void* owner));
+  // How much memory lives as long as this tensor: that of its slab, or of the tensor of which it is a part.
+  static uint64_t HeldBy(const tensorflow::Tensor& tensor);
 
   uint8_t* data() const { return data_; }
   // The tensor whose elements are the `bytes` (not 0) bytes at `offset` (a multiple of kAlignment). Call it at most as
@@ -36,11 +38,13 @@ class Slab {
   class Piece;
   struct Place;
 
-  static Slab* Make(uint8_t* data, size_t pieces, void* owner, void (*release)(void* owner));
-  Slab(uint8_t* data, void* owner, void (*release)(void* owner)) : data_(data), owner_(owner), release_(release) {}
+  static Slab* Make(uint8_t* data, uint64_t bytes, size_t pieces, void* owner, void (*release)(void* owner));
+  Slab(uint8_t* data, uint64_t bytes, void* owner, void (*release)(void* owner))
+      : data_(data), bytes_(bytes), owner_(owner), release_(release) {}
   ~Slab() = default;
 
   uint8_t* const data_;
+  const uint64_t bytes_;
   void* owner_;
   void (*release_)(void* owner);
   std::atomic<size_t> references_{1};

@@ -50,6 +50,26 @@ def test_one_worker_with_many_connections(trainer):
     assert outcome.extra_memory < 2 * LIMIT + (64 << 20), outcome.line()
 
 
+def test_small_values_of_large_calls(trainer):
+    """A value that is kept does not keep the call that brought it."""
+
+    def attack(target, pace):
+        with client.Member(target) as member:
+            device = next(iter(member.devices()))
+            types = {"T": protobuf.of_type(protobuf.FLOAT)}
+            nodes = [protobuf.node(f"feed{i}", "_Arg", device, index=protobuf.of_int(i), **types) for i in range(2)]
+            plan = protobuf.graph(*nodes, protobuf.node("small", "_Retval", device, ["feed0"], index=protobuf.of_int(0), **types))
+            assert member.register(plan).code == 0
+            feeds, answers = [client.floats(2), client.floats(PIECE // 4)], []
+            for round_ in pace(80, least=100):
+                answers.append(member.star(hashlib.sha256(plan).digest(), feeds, step=7, keeps=[(0, round_, 0)]).code)
+            return answers
+
+    outcome = trainer.under(attack, seconds=1.5)
+    assert len(outcome.result) >= 100 and set(outcome.result) == {0}
+    assert outcome.extra_memory < 64 << 20, outcome.line()
+
+
 def test_many_names(trainer):
     """A client with many made-up names stays below the limit for all workers together."""
     outcome = trainer.under(keeper([f"/job:worker/replica:0/task:{n}" for n in range(20, 32)]), seconds=3.0, share=0.5)

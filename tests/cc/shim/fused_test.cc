@@ -162,6 +162,7 @@ TEST(Slab, LivesUntilItsLastTensorIsGone) {
     EXPECT_EQ(first.tensor_data().data() + 128, second.tensor_data().data());
     EXPECT_TRUE(first.RefCountIsOne()) << "its bytes are nobody else's: kernels may work in place";
     EXPECT_FALSE(first.SharesBufferWith(second));
+    EXPECT_EQ(Slab::HeldBy(first.Slice(8, 16)), 192) << "as long as a part of a piece lives";
   }
   EXPECT_EQ(allocator.live, 1);
   EXPECT_EQ(second.flat<uint8_t>()(63), 7);

@@ -195,6 +195,14 @@ TEST(Objects, MemoryIsAMultipleOfTheMessage) {
   TensorProto strings = Plain(tensorflow::DT_STRING, {1 << 26});
   strings.set_tensor_content(std::string(4, '\0'));
   ExpectRefused(Variant("tensorflow::Tensor", {strings}), "type string");
+  // The last string stands for all that are missing.
+  TensorProto copies = Plain(tensorflow::DT_STRING, {40000});
+  copies.add_string_val("");
+  copies.add_string_val(std::string(20000, 'x'));
+  ExpectRefused(Variant("tensorflow::Tensor", {copies}), "a string that stands for 40000 ones");
+  TensorProto few = Plain(tensorflow::DT_STRING, {1000});
+  few.add_string_val(std::string(20, 'x'));
+  EXPECT_TRUE(Receive(Variant("tensorflow::Tensor", {few})).ok()) << "a repeated string";
   // Each is small; together they are too large.
   TensorProto small = Plain(tensorflow::DT_FLOAT, {1 << 13});
   small.add_float_val(1);
