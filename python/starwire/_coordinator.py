@@ -52,7 +52,11 @@ def apply(made, depth):
             raise ValueError(f"the coordinator of this strategy has pipeline={before} already; it cannot be changed to {depth}")
         setattr(made, _ATTRIBUTE, depth)
         try:
-            made.schedule = _schedule.Scheduler(made)
+            from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+            # A subclass may schedule something else.
+            if type(made).schedule is cluster_coordinator.ClusterCoordinator.schedule:
+                made.schedule = _schedule.Scheduler(made)
         except (AttributeError, ImportError):
             pass  # a TensorFlow that this does not know: it looks for each trace
         if depth > 0:

@@ -127,8 +127,18 @@ class _Task:
             while data:
                 data = data[self.log.write(data) :]
         except OSError as error:
-            is_first, self.log_has_gap = not self.log_has_gap, True
-            return error if is_first else None
+            return self._lacks(error)
+
+    def close_log(self):
+        """The same: disks in a network may say only now that they are full."""
+        try:
+            self.log.close()
+        except OSError as error:
+            return self._lacks(error)
+
+    def _lacks(self, error):
+        is_first, self.log_has_gap = not self.log_has_gap, True
+        return error if is_first else None
 
     def bury(self):
         """Kills what is left of the task, including processes that it has left behind."""
@@ -148,6 +158,7 @@ class _Cluster:
         self.changes = []  # of the number of workers, as signals
         self.stop_signal = None
         self.begun = self.looked_at = time.monotonic()
+        printer.is_stopping = lambda: self.interrupts > 0
 
     def run(self):
         # An ignored signal (nohup) stays ignored.
@@ -345,9 +356,7 @@ class _Cluster:
             except BlockingIOError:
                 continue
             if data:
-                error = task.record(data)
-                if error:
-                    self.printer.say(f"{task.name}: its log lacks output: {error}", bad=True)
+                self._report(task, task.record(data))
                 self.printer.output(task.name, data)
             else:
                 self._close(task)
@@ -355,8 +364,12 @@ class _Cluster:
     def _close(self, task):
         self.selector.unregister(task.process.stdout)
         task.process.stdout.close()
-        task.log.close()
+        self._report(task, task.close_log())
         self.printer.end_of_output(task.name)
+
+    def _report(self, task, error):
+        if error:
+            self.printer.say(f"{task.name}: its log lacks output: {error}", bad=True)
 
     def _drain(self, close=False):
         """What tasks that have ended wrote last. A process that such a task has left behind may hold the pipe: it is not waited for."""

@@ -1,12 +1,17 @@
 """The tasks' output on one terminal."""
 
+import errno
 import os
+import select
 import sys
+import time
 
 # Readable on dark and light backgrounds.
 _COLORS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 _LONGEST_LINE = 1 << 16
 _CLEAR_LINE = b"\r\x1b[K"
+# For so long a run that stops waits for a reader.
+_PATIENCE = 1
 
 
 class Printer:
@@ -15,6 +20,8 @@ class Printer:
     def __init__(self, names, color, quiet):
         self.stream = sys.stdout.buffer
         os.set_blocking(self.stream.fileno(), True)  # a reader that is slow has not gone
+        self.is_stopping = lambda: False
+        self.patience = _PATIENCE
         terminal = self.stream.isatty()
         self.colored = color == "always" or (color == "auto" and terminal and not os.environ.get("NO_COLOR"))
         self.live = terminal and os.environ.get("TERM") != "dumb"
@@ -66,18 +73,34 @@ class Printer:
     def _write(self, lines, progress=None):
         if progress is None:
             progress = self.shown
-        data = (_CLEAR_LINE if self.shown else b"") + b"".join(lines) + progress
+        data = memoryview((_CLEAR_LINE if self.shown else b"") + b"".join(lines) + progress)
         self.shown = progress
         try:
-            self.stream.write(data)
-            self.stream.flush()
-        except OSError:
-            # `| head` has seen enough, or the terminal has gone; the run goes on, and the logs have everything. What is in the stream's buffer
-            # goes nowhere too, or Python would fail with it at exit.
+            # So much fits into a pipe that has room.
+            while data and self._has_room():
+                data = data[os.write(self.stream.fileno(), data[: select.PIPE_BUF]) :]
+        except OSError as error:
+            # The run goes on, and the logs have everything. A disk that is full may have room again.
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                return
+            # `| head` has seen enough, or the terminal has gone. Nothing else that Python writes there may fail at exit.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stream.fileno())
             os.close(nowhere)
             self.live, self.shown = False, b""
+
+    def _has_room(self):
+        """Waits for the reader. One that does not read keeps no run from stopping."""
+        begun = None
+        while not select.select([], [self.stream], [], 0 if self.is_stopping() else 0.1)[1]:
+            if self.is_stopping():
+                begun = begun or time.monotonic()
+                if time.monotonic() >= begun + self.patience:
+                    self.patience = 0
+                    return False
+                time.sleep(0.01)
+        self.patience = _PATIENCE
+        return True
 
     def _paint(self, text, code):
         return f"\x1b[{code}m{text}\x1b[0m".encode() if self.colored else text.encode()

@@ -1,5 +1,6 @@
 """`starwire run`: local clusters, their output and their end, and mistakes in the command line."""
 
+import errno
 import json
 import os
 import re
@@ -427,17 +428,58 @@ def test_quiet_and_a_closed_pipe(cluster, tmp_path):
     assert (result.returncode, result.stderr) == (3, "")
 
 
-def test_a_reader_that_is_slow_gets_everything(tmp_path):
-    path = script(tmp_path, TASK + "for i in range(3000):\n    print('line', i, 'x' * 100)")
+def unread(tmp_path, text, *options, **variables):
+    """A launcher whose output nobody reads, once the pipe is full. Returns its process, and the end to read from."""
+    path = script(tmp_path, TASK + text)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    process = subprocess.Popen([sys.executable, "-m", "starwire", "run", "--worker", "1", "--logs", f"{tmp_path}/logs", f"{path}"], env=environment(ROOT / "python"), stdout=writer)
-    while select.select([], [writer], [], 0)[1]:  # until the pipe is full
+    words = [sys.executable, "-m", "starwire", "run", *options, "--logs", f"{tmp_path}/logs", f"{path}"]
+    process = subprocess.Popen(words, env=environment(ROOT / "python", **variables), stdout=writer)
+    while select.select([], [writer], [], 0)[1]:
         time.sleep(0.02)
     os.close(writer)
+    return process, reader
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_is_slow_gets_everything(tmp_path, unbuffered):
+    process, reader = unread(tmp_path, "for i in range(3000 * (index == 0)):\n    print('line', i, 'x' * 100)", "--worker", "1..2", PYTHONUNBUFFERED=unbuffered)
+    for _ in range(3):
+        process.send_signal(signal.SIGUSR2)
+        time.sleep(0.02)
     with open(reader) as lines:
-        assert sum("| line" in line for line in lines) == 3000
+        assert sum("| line" in line and line.endswith("x" * 100 + "\n") for line in lines) == 3000
     assert process.wait(HANG) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_reader_that_does_not_read_keeps_no_run_from_stopping(tmp_path, number):
+    process, reader = unread(tmp_path, "while True:\n    print('x' * 100)", "--worker", "1", "--grace", "5")
+    process.send_signal(number)
+    try:
+        assert process.wait(HANG) == 128 + number
+    finally:
+        process.kill()
+        os.close(reader)
+
+
+def test_a_full_disk_that_has_room_again_gets_the_rest(tmp_path, monkeypatch):
+    """Of the output; and a log that cannot be closed is reported as one that cannot be written."""
+    port_finder()
+    from starwire_run import cluster, output
+
+    write, errors = os.write, [OSError(errno.ENOSPC, "full")]
+    with open(tmp_path / "out", "w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        printer = output.Printer(["worker 0"], "never", False)
+        monkeypatch.setattr(output.os, "write", lambda *words: write(*words) if not errors else (_ for _ in ()).throw(errors.pop()))
+        printer.say("lost")
+        printer.say("there")
+        monkeypatch.undo()
+    assert (tmp_path / "out").read_text() == "starwire | there\n"
+    task = cluster._Task("worker", 0, "", None, open(tmp_path / "log", "wb", buffering=0))
+    os.close(task.log.fileno())
+    assert task.close_log().errno == errno.EBADF and task.close_log() is None
 
 
 def test_a_terminal_that_goes_does_not_end_the_run(tmp_path):

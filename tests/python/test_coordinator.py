@@ -189,6 +189,30 @@ class Worker:
         self._should_worker_thread_run = False
 
 
+def scheduled_by():
+    """Whether TensorFlow's own coordinator, a subclass, and a subclass with a method `schedule` of its own schedule in starwire's way."""
+    import types
+
+    from starwire import _coordinator
+
+    stock = tf.distribute.coordinator.ClusterCoordinator
+
+    class Same(stock):
+        pass
+
+    class Other(stock):
+        def schedule(self, fn, args=None, kwargs=None):
+            return super().schedule(fn, args, kwargs)
+
+    found = []
+    for kind in (stock, Same, Other):
+        made = object.__new__(kind)
+        made._cluster = types.SimpleNamespace(closure_queue=types.SimpleNamespace(put=print))
+        _coordinator.apply(made, 0)
+        found.append("schedule" in vars(made))
+    return found
+
+
 def gates():
     """Nothing begins while a resource is being made, or while another thread waits for the worker's recovery; not even on TensorFlow's thread."""
     from starwire import _coordinator
@@ -447,6 +471,8 @@ def test_a_function_is_found_as_tensorflow_finds_it(fresh_cluster):
     stock, ours, found = chief.call(traces_twice, timeout=240)
     assert ours == stock
     assert found >= 20 or tensorflow_minor() < (2, 14)
+    # What a subclass schedules is its own business.
+    assert chief.call(scheduled_by) == [True, True, False]
 
 
 def test_functions_wait_for_resources_and_recoveries(fresh_cluster):

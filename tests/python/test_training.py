@@ -260,6 +260,11 @@ def estimator_job(protocol, directory, tf_config):
         with pytest.raises(ValueError, match="model_dir is missing"):
             starwire.run_config(protocol)
         config = starwire.run_config(**arguments)
+        # As for an evaluator, which has no cluster.
+        os.environ["TF_CONFIG"] = "{}"
+        stock = estimator.Estimator(model_fn, config=estimator.RunConfig(model_dir=directory))
+        assert starwire.run_config(**arguments).session_config == stock.config.session_config
+        os.environ["TF_CONFIG"] = json.dumps(tf_config)
     estimator.train_and_evaluate(
         estimator.Estimator(model_fn, config=config), estimator.TrainSpec(input_fn, max_steps=60), estimator.EvalSpec(input_fn, steps=1, start_delay_secs=0, throttle_secs=1)
     )
