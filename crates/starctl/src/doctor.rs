@@ -26,9 +26,9 @@ pub struct Args {
     /// Check as a task of this job [default: that of $TF_CONFIG, else the first one]
     #[arg(long, value_name = "NAME")]
     job: Option<String>,
-    /// Check for this protocol
-    #[arg(long, value_name = "NAME", default_value = "grpc++")]
-    protocol: Protocol,
+    /// Check for this protocol [default: that of $STARWIRE_PROTOCOL, else grpc++]
+    #[arg(long, value_name = "NAME")]
+    protocol: Option<Protocol>,
     /// Also connect to each data port
     #[arg(long)]
     connect: bool,

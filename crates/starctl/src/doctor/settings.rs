@@ -3,7 +3,7 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use starwire_engine::config::{Config, ConfigError, EndpointMap, Env, Identity, Ports, ProcessEnv};
+use starwire_engine::config::{Config, ConfigError, EndpointMap, Env, Identity, Ports, ProcessEnv, Protocol};
 
 use super::{Args, Finding};
 use crate::cluster::{Cluster, Task};
@@ -12,7 +12,7 @@ use crate::failure::Failure;
 const CONNECT: Duration = Duration::from_secs(2);
 
 pub fn examine(args: &Args, cluster: Option<&Cluster>) -> Result<Vec<Finding>, Failure> {
-    let identity = identity(args, cluster)?;
+    let identity = identity(args, cluster, &ProcessEnv)?;
     let config = configure(&ProcessEnv, identity, cluster.is_some());
     let mut findings = check(&config, cluster.is_some());
     if let Ok(config) = &config {
@@ -21,17 +21,24 @@ pub fn examine(args: &Args, cluster: Option<&Cluster>) -> Result<Vec<Finding>, F
     Ok(findings)
 }
 
-fn identity(args: &Args, cluster: Option<&Cluster>) -> Result<Identity, Failure> {
+/// As `import starwire` reads it.
+fn protocol_of(env: &dyn Env) -> Option<Protocol> {
+    let name = env.var("STARWIRE_PROTOCOL")?;
+    name.to_str()?.trim_start_matches("starwire+").parse().ok()
+}
+
+fn identity(args: &Args, cluster: Option<&Cluster>, env: &dyn Env) -> Result<Identity, Failure> {
     let tasks = cluster.map_or(&[][..], |cluster| &cluster.tasks);
     let own = cluster.and_then(|cluster| cluster.own).map(|own| &tasks[own]);
-    // Only a few variables depend on the job: any one of the cluster will do.
-    let job = args.job.as_deref().or_else(|| own.or(tasks.first()).map(|task| task.job.as_str())).unwrap_or("worker");
+    // Only a few variables depend on the job: any one of the cluster will do. Only a parameter server has a state.
+    let other = if env.var("STARWIRE_STATE").is_some() { "ps" } else { "worker" };
+    let job = args.job.as_deref().or_else(|| own.or(tasks.first()).map(|task| task.job.as_str())).unwrap_or(other);
     let me = own.filter(|task| task.job == job).or_else(|| tasks.iter().find(|task| task.job == job));
     if cluster.is_some() && me.is_none() {
         return Err(Failure::Usage(format!("the cluster has no job {job:?}; choose one with --job")));
     }
     Ok(Identity {
-        protocol: args.protocol,
+        protocol: args.protocol.or_else(|| protocol_of(env)).unwrap_or(Protocol::GrpcPlusPlus),
         job: job.to_owned(),
         task: me.map_or_else(|| format!("/job:{job}/replica:0/task:0"), Task::name),
         // Another task's host is not what this one's certificate names.
@@ -129,7 +136,7 @@ fn data_ports(config: &Config, connect: bool) -> Vec<Finding> {
 mod tests {
     use super::super::Verdict;
     use super::*;
-    use starwire_engine::config::{MapEnv, Protocol};
+    use starwire_engine::config::MapEnv;
     use std::net::TcpListener;
 
     fn identity_of(job: &str) -> Identity {
