@@ -110,6 +110,12 @@ impl Metrics {
         sums
     }
 
+    /// The sum of a gauge over all writers.
+    #[cfg(test)]
+    pub fn gauge(&self, of: fn(&Cells) -> &Gauge) -> i64 {
+        self.lock().iter().map(|cells| of(cells).get()).sum()
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<CachePadded<Cells>>>> {
         self.writers.lock().unwrap_or_else(PoisonError::into_inner)
     }
