@@ -422,7 +422,7 @@ fn idle_clients_that_answer_pings_do_not_starve_others() {
 
 #[test]
 fn an_idle_client_that_answers_pings_is_disconnected() {
-    let limits = HttpLimits { idle: Duration::from_secs(2), ..HttpLimits::default() };
+    let limits = HttpLimits { idle: Duration::from_secs(5), ..HttpLimits::default() };
     let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
     run(async {
         let mut busy = HealthClient::new(door.channel().await);
@@ -447,7 +447,7 @@ fn an_idle_client_that_answers_pings_is_disconnected() {
 
 #[test]
 fn silence_ends_a_connection_but_not_a_watch() {
-    let limits = HttpLimits { idle: Duration::from_secs(1), pong: PATIENCE, ..HttpLimits::default() };
+    let limits = HttpLimits { idle: Duration::from_secs(3), pong: PATIENCE, ..HttpLimits::default() };
     let door = Door::open(ControlService::with_limits(fake(), ControlAccess::Everybody, limits));
     // One stops within the header, the other after a request.
     let mut within = door.connect();
@@ -462,7 +462,7 @@ fn silence_ends_a_connection_but_not_a_watch() {
         assert!(!within.contains(" 200 "), "{within}");
         assert!(between.contains("\r\n\r\nok\n"), "{between}");
         // A client that answers pings may stay silent indefinitely.
-        let more = tokio::time::timeout(Duration::from_secs(2), watch.message()).await;
+        let more = tokio::time::timeout(Duration::from_secs(5), watch.message()).await;
         assert!(more.is_err(), "{more:?}");
     });
 }

@@ -133,28 +133,29 @@ fn health_of_present_and_absent_servers() {
 }
 
 /// Answers an HTTP/2 request with headers, and says nothing more.
-fn answer_without_an_end(mut client: TcpStream) -> TcpStream {
-    client.read_exact(&mut [0; 24]).unwrap();
+fn answer_without_an_end(mut client: TcpStream) -> std::io::Result<TcpStream> {
+    client.read_exact(&mut [0; 24])?;
     loop {
         let mut head = [0; 9];
-        client.read_exact(&mut head).unwrap();
-        client.read_exact(&mut vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize]).unwrap();
+        client.read_exact(&mut head)?;
+        client.read_exact(&mut vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize])?;
         if head[3] == 1 {
             break;
         }
     }
     // SETTINGS; HEADERS of stream 1: status 200, content-type application/grpc.
-    client.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).unwrap();
-    client.write_all(&[0, 0, 20, 1, 4, 0, 0, 0, 1, 0x88, 0x0f, 0x10, 16]).unwrap();
-    client.write_all(b"application/grpc").unwrap();
-    client
+    client.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0])?;
+    client.write_all(&[0, 0, 20, 1, 4, 0, 0, 0, 1, 0x88, 0x0f, 0x10, 16])?;
+    client.write_all(b"application/grpc")?;
+    Ok(client)
 }
 
 #[test]
 fn servers_that_hang_while_they_answer_are_unreachable() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let server = std::thread::spawn(move || [(), ()].map(|()| answer_without_an_end(listener.accept().unwrap().0)));
+    // A client that has waited for long enough is gone.
+    let server = std::thread::spawn(move || [(), ()].map(|()| answer_without_an_end(listener.accept()?.0)));
     // Both at once.
     let output = starctl(&["health", "--timeout-ms", "2000", &address, &address]);
     let line = format!("{address} UNREACHABLE (no answer in time)\n");

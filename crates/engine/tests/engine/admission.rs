@@ -132,6 +132,8 @@ fn unauthenticated_connections_are_evicted_for_members() {
             raw
         };
         open_half_open(&ps, 100, &mut half_open, say);
+        // The others lack time, on a slow machine: those that took ten seconds for a handshake are told nothing.
+        let all_were_evicted = begin.elapsed() < Duration::from_secs(10);
         for number in 0..6 {
             half_open.extend((0..20).map(|_| say(&ps)));
             let worker = Task::start(&format!("/job:worker/replica:0/task:{number}"), &env);
@@ -143,9 +145,12 @@ fn unauthenticated_connections_are_evicted_for_members() {
         let lines = ps.logged("dropped a connection");
         let minutes = usize::try_from(begin.elapsed().as_secs() / 60).unwrap();
         assert!((1..=1 + minutes).contains(&lines), "{:?}", ps.seen.lines.lock().unwrap());
-        // The oldest were told the reason, unless the time for a handshake had passed before, on a slow machine.
+        // The oldest were told the reason.
         let refused = |raw: &mut TcpStream| std::iter::from_fn(|| heard(raw).ok()).find(|control| control[0] == REFUSE);
-        let refusal = half_open[..100].iter_mut().find_map(refused).expect("a reason");
+        let Some(refusal) = half_open[..100].iter_mut().find_map(refused) else {
+            assert!(!all_were_evicted, "nobody was told a reason");
+            continue;
+        };
         let reason = String::from_utf8_lossy(meta(&refusal)).into_owned();
         assert_eq!(refusal[2], 14);
         assert_eq!(reason.contains(PS), secret.is_none(), "{reason}");
@@ -307,8 +312,12 @@ fn visitor_in_a_callback() {
     });
     channel.recv(NewRecv { step: 1, prefix: b"key;8"[..].into(), frame: 0, iter: 0, op: first });
     eventually("a callback", || waiter.is_ending());
-    eprintln!("exits");
+    eprintln!("exits at {}", clock_ms());
     std::process::exit(0);
+}
+
+fn clock_ms() -> u128 {
+    std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()
 }
 
 /// A process that visits this task.
@@ -341,12 +350,11 @@ fn a_process_that_exits_says_goodbye_when_no_reactor_makes_callbacks() {
     let mut visitor = visitor.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let stdin = visitor.stdin.take();
     let mut lines = BufReader::new(visitor.stderr.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap() == "exits"));
+    let begun: u128 = lines.find_map(|line| line.unwrap().strip_prefix("exits at ")?.parse().ok()).unwrap();
     // GOODBYE would come at once. An exit waits for two seconds.
-    let begun = Instant::now();
     std::thread::sleep(Duration::from_millis(200));
     let left = count(&ps, "starwire_connections_in");
-    assert!(left == 2 || begun.elapsed() > Duration::from_millis(1500), "{left}");
+    assert!(left == 2 || clock_ms() - begun > 1500, "{left}");
     drop(stdin);
     eventually("the visitor is gone", || count(&ps, "starwire_connections_in") == 0);
     assert!(visitor.wait().unwrap().success());

@@ -32,6 +32,8 @@ pub struct Seen {
     /// Updates that have ended: the only variable, which the state keeps. And what was written of it, by its id there.
     pub updates: AtomicU64,
     pub written: Mutex<Option<(u32, u64)>>,
+    /// A flush that finds so many updates waits until this is another number.
+    pub holds: AtomicU64,
     /// Flushes that have begun, those for which no call was under way any more, and those of which nothing was written.
     pub begun: AtomicU64,
     pub copied: AtomicU64,
@@ -178,8 +180,11 @@ impl StarHost for Kernels {
 
     fn changes(&self, flush: &mut Flush<'_>, early: bool) {
         if early { &self.0.begun } else { &self.0.copied }.fetch_add(1, Ordering::Relaxed);
-        let mut written = self.0.written.lock().unwrap();
         let updates = self.0.updates.load(Ordering::Relaxed);
+        while !early && updates != 0 && self.0.holds.load(Ordering::Relaxed) == updates {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut written = self.0.written.lock().unwrap();
         if early || written.is_some_and(|(_, before)| before == updates) {
             return;
         }

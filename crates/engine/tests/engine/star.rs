@@ -22,7 +22,7 @@ use starwire_protocol::state::{STATE, StateReply, StateRequest};
 
 use crate::admission::{self, CANCEL, PING, REPLY, WELCOME, connect, heard, hello_of};
 use crate::harness::kernels::INCARNATION;
-use crate::harness::{self, Channel, End, Options, Task, Waiter, eventually, payload};
+use crate::harness::{self, Channel, End, Options, PATIENCE, Task, Waiter, eventually, payload};
 use crate::{PS, WORKER, count};
 
 struct Pair {
@@ -30,6 +30,9 @@ struct Pair {
     _worker: Task,
     channel: Channel,
 }
+
+/// The raw connections of a test answer no PING.
+const QUIET: (&str, &str) = ("STARWIRE_KEEPALIVE", "after_ms=600000,timeout_ms=600000");
 
 fn pair(env: &[(&str, &str)]) -> Pair {
     let ps = Task::try_start(PS, "star_server", 1, env).unwrap();
@@ -211,7 +214,7 @@ fn a_cancelled_run_is_told_and_ends() {
 
 #[test]
 fn the_id_of_a_cancelled_call_is_in_use_until_its_run_ends() {
-    let pair = pair(&[admission::ANY_WAY]);
+    let pair = pair(&[admission::ANY_WAY, QUIET]);
     pair.register("one", "block");
     let kernels = &pair.ps.seen.kernels;
     let mut peer = connect(&pair.ps);
@@ -289,7 +292,7 @@ impl Wire {
 
 #[test]
 fn a_call_that_comes_again_over_another_connection_runs_once() {
-    let pair = pair(&[admission::ANY_WAY]);
+    let pair = pair(&[admission::ANY_WAY, QUIET]);
     let kernels = &pair.ps.seen.kernels;
     let ran = |runs| eventually("it runs", || kernels.runs.load(Relaxed) == runs);
     for plan in ["hold, then update", "update", "update much", "block, update", "read"] {
@@ -383,7 +386,7 @@ impl Folder {
 
     fn pair_with(&self, mode: &str) -> Pair {
         let state = [("STARWIRE_STATE", self.0.to_str().unwrap()), ("STARWIRE_STATE_MODE", mode)];
-        let pair = pair(&[admission::ANY_WAY, state[0], state[1]]);
+        let pair = pair(&[admission::ANY_WAY, QUIET, state[0], state[1]]);
         for plan in ["hold, then update", "update", "read"] {
             assert_eq!(pair.register("one", plan).code, 0);
         }
@@ -401,13 +404,14 @@ impl Drop for Folder {
 fn a_server_that_was_killed_has_whole_calls_back_and_recognises_them() {
     let folder = Folder::new("killed");
     let pair = folder.pair();
-    // The beginning is one flush, and each change that is seen on the disk one more.
-    let flushes = |expected| eventually("a flush", || count(&pair.ps, "starwire_state_flushes_total") == expected);
-    flushes(1);
     let mut wire = Wire::to(&pair.ps);
     wire.call("update", 1, 0);
     wire.gets_its_table();
-    flushes(2);
+    // The flush that has it is on the disk when the next one has begun.
+    let kernels = &pair.ps.seen.kernels;
+    eventually("a flush", || kernels.written.lock().unwrap().is_some_and(|(_, updates)| updates == 1));
+    let copied = kernels.copied.load(Relaxed);
+    eventually("the next flush", || kernels.copied.load(Relaxed) > copied);
     let killed = folder.copy("killed-copy");
     wire.call("update", 2, 0);
     wire.gets_its_table();
@@ -454,7 +458,7 @@ fn what_a_synchronous_state_has_answered_is_in_the_folder() {
         assert_eq!(pair.ps.seen.kernels.updates.load(Relaxed), number, "it has run");
     }
     // A call is answered when it is written, also one that comes again; one that only reads is answered at once.
-    let writes = kernels.written.lock().unwrap();
+    kernels.holds.store(4, Relaxed);
     wire.call("update", 4, 0);
     eventually("it runs", || kernels.updates.load(Relaxed) == 4);
     wire.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -464,8 +468,8 @@ fn what_a_synchronous_state_has_answered_is_in_the_folder() {
     again.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     assert!(again.stream.peek(&mut [0]).is_err());
     assert_eq!(table(&pair.call(&head("one", "read", 1), "reads")), "reads");
-    drop(writes);
-    again.stream.set_read_timeout(Some(crate::harness::PATIENCE)).unwrap();
+    kernels.holds.store(0, Relaxed);
+    again.stream.set_read_timeout(Some(PATIENCE)).unwrap();
     again.gets_its_table();
     assert_eq!(folder.copy("synchronous-copy").pair().ps.seen.kernels.updates.load(Relaxed), 4);
     assert_eq!(kernels.updates.load(Relaxed), 4);
@@ -625,7 +629,7 @@ fn what_is_answered_while_a_server_stops_is_in_the_folder() {
 
 #[test]
 fn a_run_that_waits_does_not_outlive_its_connection() {
-    let pair = pair(&[admission::ANY_WAY]);
+    let pair = pair(&[admission::ANY_WAY, QUIET]);
     pair.register("one", "block, update");
     let kernels = &pair.ps.seen.kernels;
     let mut wire = Wire::to(&pair.ps);
