@@ -140,7 +140,9 @@ TEST_F(EagerHandlesTest, HandlesAreDeletedMeanwhile) {
     Status status;
     bool would_wait = false;
     const std::vector<std::string> found = Find({{1, 0}}, &status, false, &would_wait);
-    if (status.ok() && !would_wait) EXPECT_EQ(found, std::vector<std::string>{"a"});
+    if (status.ok() && !would_wait) {
+      EXPECT_EQ(found, std::vector<std::string>{"a"});
+    }
   }
   stop = true;
   deletes.join();

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <fstream>
 #include <mutex>
 #include <new>
 #include <set>
@@ -24,15 +23,6 @@
 
 namespace starwire {
 namespace {
-
-int Threads() {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line)) {
-    if (line.rfind("Threads:", 0) == 0) return std::stoi(line.substr(8));
-  }
-  return -1;
-}
 
 // 0: throws nothing.
 int Throws(int what) {
@@ -87,12 +77,10 @@ TEST(Guard, AThrowingCompletionDoesNotAffectOthers) {
 
 TEST(BackgroundQueue, OneThreadForAll) {
   constexpr int kMany = 3000;
-  const int before = Threads();
   std::atomic<int> done{0};
   std::set<std::thread::id> threads;
   std::vector<int> order;
   BackgroundQueue queue("test");
-  EXPECT_EQ(Threads(), before) << "none before the first item";
   for (int i = 0; i < kMany; ++i) {
     queue.Run([&, i] {
       threads.insert(std::this_thread::get_id());
@@ -101,7 +89,6 @@ TEST(BackgroundQueue, OneThreadForAll) {
       if (i == 5) throw std::runtime_error("goes to the log");
     });
   }
-  EXPECT_LE(Threads(), before + 1);
   EXPECT_TRUE(queue.Stop(kPatience));
   EXPECT_EQ(done.load(), kMany);
   EXPECT_EQ(threads.size(), 1u);
@@ -122,16 +109,17 @@ TEST(BackgroundQueue, DelayedWorkWaits) {
     order.push_back(what);
     changed.notify_all();
   };
-  const auto begun = std::chrono::steady_clock::now();
-  queue.RunAfter(std::chrono::milliseconds(200), [&] { note(2); });
+  const auto noted = [&](size_t count) {
+    std::unique_lock<std::mutex> lock(mu);
+    return changed.wait_for(lock, kPatience, [&] { return order.size() == count; });
+  };
   queue.RunAfter(std::chrono::hours(1), [&] { note(3); });
   queue.Run([&] { note(1); });
-  {
-    std::unique_lock<std::mutex> lock(mu);
-    ASSERT_TRUE(changed.wait_for(lock, kPatience, [&] { return order.size() == 2; }));
-    EXPECT_EQ(order, (std::vector<int>{1, 2}));
-    EXPECT_GE(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(200));
-  }
+  ASSERT_TRUE(noted(1)) << "it does not wait for what is due later";
+  const auto begun = std::chrono::steady_clock::now();
+  queue.RunAfter(std::chrono::milliseconds(200), [&] { note(2); });
+  ASSERT_TRUE(noted(2));
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(200));
   EXPECT_TRUE(queue.Stop(kPatience)) << "what is not due yet runs now";
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
 }
@@ -155,14 +143,23 @@ TEST(BackgroundQueue, StopTimesOut) {
 
 // Aborting a step for each request of a lost peer must not start a thread each.
 TEST(BackgroundQueue, ManyAbortsDoNotMakeManyThreads) {
-  BackgroundQueue* queue = BackgroundQueue::OfProcess();
-  queue->Run([] {});
-  const int before = Threads();
-  for (int i = 0; i < 2000; ++i) {
+  constexpr int kMany = 2000;
+  std::mutex mu;
+  std::condition_variable changed;
+  std::set<std::thread::id> threads;
+  int done = 0;
+  for (int i = 0; i < kMany; ++i) {
     CompletionBatch::DeferScope defer;
-    CompletionBatch::Add([] { std::this_thread::sleep_for(std::chrono::microseconds(10)); });
+    CompletionBatch::Add([&] {
+      std::lock_guard<std::mutex> lock(mu);
+      threads.insert(std::this_thread::get_id());
+      if (++done == kMany) changed.notify_all();
+    });
   }
-  EXPECT_LE(Threads(), before + 1);
+  std::unique_lock<std::mutex> lock(mu);
+  ASSERT_TRUE(changed.wait_for(lock, kPatience, [&] { return done == kMany; }));
+  EXPECT_EQ(threads.size(), 1u);
+  EXPECT_EQ(threads.count(std::this_thread::get_id()), 0u);
 }
 
 }  // namespace
