@@ -28,6 +28,8 @@ def jobs(s):
     }
     fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed {s.seed} --seconds 300 --stop"
     dying = "--protocols star_server+state,star_server_lite+sync --faults kill_server,move_server,full_disk"
+    # A filter that finds no test is no success.
+    ran = "tee /dev/stderr | grep '^test result: ok. [1-9]' >/dev/null"
     histories = f"{s.library} && {s.python} tests/histories/run.py --seed {s.seed} --seconds 300"
     return [
         *(s.end_to_end("deep", path, "-m deep", **deep("deep", path)) for path in marked),
@@ -37,7 +39,7 @@ def jobs(s):
         *(s.end_to_end("pace", path, **deep("pace", path)) for path in quick.files("attacks")),
         quick.Job("address", "scripts/sanitize address", needs=("tools",), cores=2, memory=8, limit=3600, expected=480),
         quick.Job("undefined", "scripts/sanitize shim", needs=("plugin", "core"), cores=2, memory=8, limit=3600, expected=480),
-        quick.Job("long-rows", f"{s.cargo} test --package starwire-state --test store -- --ignored", needs=("core",), memory=6, expected=60),
+        quick.Job("long-rows", f"{s.cargo} test --package starwire-state --test store -- --ignored | {ran}", needs=("core",), memory=6, expected=60),
         quick.Job("fuzz-graphs", fuzz, needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320, seed=s.seed),
         quick.Job("fuzz-kept", f"{s.library} && {s.python} tests/fuzz_graphs/kept.py --seed {s.seed} --seconds 300", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320, seed=s.seed),
         quick.Job("fuzz-functions", f"{fuzz} --only functions", needs=("plugin", "packages"), cores=2, memory=8, limit=1800, expected=320, seed=s.seed),
@@ -46,7 +48,7 @@ def jobs(s):
         quick.Job("histories-state", f"{histories} {dying}", needs=("plugin", "packages"), cores=1, memory=6, limit=1800, expected=330, seed=s.seed),
         s.fail_points(histories),
         quick.Job("proto", f"{s.make} proto && git diff --exit-code crates/engine/src/control/generated", needs=("tools",), expected=60),
-        quick.Job("simulate", f"STARWIRE_SIM_SEEDS=1000 {s.cargo} test --test sim every_seed && STARWIRE_SIM_SEED={s.seed << 20} {s.make} simulate SECONDS=120", needs=("core",), limit=1800, expected=350, seed=s.seed),
+        quick.Job("simulate", f"STARWIRE_SIM_SEEDS=1000 {s.cargo} test --test sim every_seed | {ran} && STARWIRE_SIM_SEED={s.seed << 20} {s.make} simulate SECONDS=120", needs=("core",), limit=1800, expected=350, seed=s.seed),
         # In a target folder of its own, which is built first.
         quick.Job("reverted", f"{s.python} tests/reverted/run.py", needs=("tools",), cores=2, memory=4, limit=2400, expected=300),
         quick.Job("fuzz", f"{s.make} fuzz FUZZ_SECONDS=30 SEED={s.seed}", needs=("plugin", "packages"), cores=2, memory=6, limit=1800, expected=420, seed=s.seed),

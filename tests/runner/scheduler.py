@@ -1,40 +1,56 @@
 """Runs jobs beside each other, within a budget of cores and memory, and ends those that exceed their limit."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 # A busy machine may run jobs this many times as slowly before their limits end them (STARWIRE_TEST_PATIENCE).
 PATIENCE = float(os.environ.get("STARWIRE_TEST_PATIENCE", "1"))
 
 
+def _limits(name):
+    """The words of this file of our control group and of those around it."""
+    with open("/proc/self/cgroup") as lines:
+        own = next((line[3:].strip() for line in lines if line.startswith("0::")), "/")
+    folder = Path("/sys/fs/cgroup") / own.lstrip("/")
+    for group in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            yield (group / name).read_text().split()
+
+
 def cores():
-    return len(os.sched_getaffinity(0))
+    quotas = [int(quota) / int(period) for quota, period in _limits("cpu.max") if quota != "max"]
+    return min([len(os.sched_getaffinity(0)), *(max(1, int(quota)) for quota in quotas)])
 
 
 def memory():
     """GB that jobs may take: what is available, less what the system and its caches need."""
     with open("/proc/meminfo") as lines:
         available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return max(4.0, available / 1e6 - 2)
+    limits = [int(limit) / 1e9 for (limit,) in _limits("memory.max") if limit != "max"]
+    return max(4.0, min([available / 1e6, *limits]) - 2)
 
 
 def descendants(root):
-    """Returns the processes that descend from `root`, itself included."""
-    children = {}
+    """Returns the processes that descend from `root` or are in its session, itself included."""
+    children, session = {}, []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat") as stat:
-                    parent = int(stat.read().rpartition(")")[2].split()[1])
+                    fields = stat.read().rpartition(")")[2].split()
             except OSError:
                 continue
-            children.setdefault(parent, []).append(int(name))
-    found = [root]
+            children.setdefault(int(fields[1]), []).append(int(name))
+            if int(fields[3]) == root:
+                session.append(int(name))
+    found = list(dict.fromkeys([root, *session]))
     for pid in found:
-        found += children.get(pid, [])
+        found += [child for child in children.get(pid, []) if child not in found]
     return found
 
 
@@ -77,11 +93,15 @@ class Run:
 
     def kill(self, reason):
         """Ends the job and all its processes; `reason` is the last line of its log."""
-        for pid in reversed(descendants(self.process.pid)):
-            try:
+        stopped = []
+        while more := [pid for pid in descendants(self.process.pid) if pid not in stopped]:
+            for pid in more:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)  # it starts nothing any more
+            stopped += more
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         _, status, usage = os.wait4(self.process.pid, 0)
         self._ended(status, usage)
         # A shell whose children were killed may still have ended well.
@@ -91,7 +111,7 @@ class Run:
 
 
 class Scheduler:
-    """`report(run)` is called for each job that has ended."""
+    """`report(run)` is called for each job that has ended, and may find that it has failed."""
 
     def __init__(self, jobs, folder, report):
         self.jobs, self.folder, self.report = list(jobs), folder, report
@@ -144,14 +164,14 @@ class Scheduler:
         waiting = list(self.jobs)
         told = time.monotonic()
         try:
-            while waiting or self.running:
+            while (waiting or self.running) and not _told_to_end:
                 self._start(waiting)
                 time.sleep(0.05)
                 self._check_services()
                 for run in [run for run in self.running if run.poll()]:
                     self.running.remove(run)
-                    self.done[run.job.name] = run.verdict
                     self.report(run)
+                    self.done[run.job.name] = run.verdict
                     told = time.monotonic()
                 if time.monotonic() - told > 60:
                     told = time.monotonic()
@@ -159,16 +179,22 @@ class Scheduler:
         finally:
             for run in self.running + [run for run in self.services if run.verdict is None]:
                 run.kill("was ended with scripts/test")
+        if _told_to_end:
+            sys.exit(_told_to_end[0])
         return all(verdict == "passed" for verdict in self.done.values())
+
+
+# The status to end with. An exception of a signal's handler could lose a job that is being started.
+_told_to_end = []
 
 
 def default_signals():
     """A shell without job control, and `nohup`, start processes with signals ignored, which all descendants would inherit."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, lambda *_: _told_to_end.append(130))
+    signal.signal(signal.SIGTERM, lambda *_: _told_to_end.append(143))
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         # Children start with the default, and this process goes on.
         signal.signal(signal.SIGHUP, lambda *_: None)
     else:
         # Jobs have sessions of their own, so the end of the terminal does not reach them.
-        signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+        signal.signal(signal.SIGHUP, lambda *_: _told_to_end.append(129))

@@ -32,7 +32,7 @@ import time
 import pytest
 import waits
 
-@pytest.mark.limit(2)
+@pytest.mark.limit(5)
 def test_hangs():
     with waits.waiting("a peer: that never comes"):
         time.sleep(1000)
@@ -77,7 +77,7 @@ WAITING = """
 import pytest
 from waiting import wait_for, wait_until
 
-@pytest.mark.limit(2)
+@pytest.mark.limit(5)
 @pytest.mark.parametrize("wait", [lambda: wait_for("no/file"), lambda: wait_until(lambda: False, 1000, "a peer that never comes")], ids=["file", "condition"])
 def test_waits(wait):
     wait()
@@ -122,9 +122,9 @@ def test_a_mark_that_leaves_tests_out_has_a_reason(tmp_path, mark):
 
 def test_a_job_that_hangs_is_ended_with_its_children(tmp_path):
     pid_file = tmp_path / "pid"
-    passed, done, runs = run([Job("hangs", f"sleep 1000 & echo $! >'{pid_file}'; wait", limit=3)], tmp_path)
+    passed, done, runs = run([Job("hangs", f"sleep 1000 & echo $! >'{pid_file}'; wait", limit=10)], tmp_path)
     assert not passed and done == {"hangs": "FAILED"}
-    assert f"exceeded its limit of {3 * scheduler.PATIENCE:.0f} s" in runs["hangs"].log.read_text()
+    assert f"exceeded its limit of {10 * scheduler.PATIENCE:.0f} s" in runs["hangs"].log.read_text()
     child = Path("/proc", pid_file.read_text().strip(), "stat")
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while child.read_text().rpartition(")")[2].split()[0] != "Z":
@@ -139,7 +139,7 @@ def test_a_service_that_is_never_ready_fails_what_needs_it(tmp_path):
 
 def test_a_service_runs_until_the_others_have_ended(tmp_path):
     ready = tmp_path / "ready"
-    service = Job("service", f"echo $$ >'{ready}'; exec sleep 1000", ready_file=str(ready))
+    service = Job("service", f"echo $$ >'{ready}.new'; mv '{ready}.new' '{ready}'; exec sleep 1000", ready_file=str(ready))
     passed, done, runs = run([service, Job("user", f"kill -0 $(cat '{ready}')", needs=("service",))], tmp_path)
     assert passed and done == {"service": "passed", "user": "passed"}, runs["user"].log.read_text()
     assert not Path("/proc", ready.read_text().strip()).exists()
@@ -250,6 +250,47 @@ def test_each_test_of_a_gtest_is_recorded(tmp_path):
         ("Suite", "Passes", "passed"), ("Suite", "Fails", "failed"), ("Suite", "Skips", "skipped")
     ]  # fmt: skip
     assert [test["wall"] for test in recorded.tests] == [0.25, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("report", ["pytest", "gtest", "nextest"])
+def test_a_job_that_ends_well_without_a_test_has_failed(tmp_path, report):
+    recorded = times.Times(tmp_path)
+    _, _, runs = run([Job("made", "true", report=report)], tmp_path)
+    assert recorded.add(runs["made"])["verdict"] == "FAILED"
+    assert "made ended well, but with no test" in runs["made"].log.read_text()
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        (f"cat >\"$STARWIRE_TEST_TIMES\" <<'END'\n{GTEST[:-20]}\nEND", "is cut off"),
+        ("printf '[ RUN      ] Suite.Ends\\n'", "a test that failed or did not end"),
+    ],
+    ids=["report", "process"],
+)
+def test_a_gtest_whose_process_was_ended_has_failed(tmp_path, command, words):
+    recorded = times.Times(tmp_path)
+    _, _, runs = run([Job("made", command, report="gtest")], tmp_path)
+    assert recorded.add(runs["made"])["verdict"] == "FAILED"
+    assert words in runs["made"].log.read_text()
+
+
+def test_a_pytest_whose_process_a_test_ended_has_failed(tmp_path):
+    (tmp_path / "test_made.py").write_text("import os\n\ndef test_passes():\n    pass\n\ndef test_ends():\n    os._exit(0)\n")
+    command = f"PYTHONPATH={shlex.quote(str(HERE))} {shlex.quote(sys.executable)} -m pytest -q -p pytest_limits -p no:cacheprovider {shlex.quote(str(tmp_path))}"
+    recorded = times.Times(tmp_path)
+    _, _, runs = run([Job("made", command, report="pytest")], tmp_path)
+    assert recorded.add(runs["made"])["verdict"] == "FAILED", runs["made"].log.read_text()
+    assert [(test["test"], test["verdict"]) for test in recorded.tests] == [("test_passes", "passed"), ("test_ends", "failed")]
+
+
+def test_the_limits_of_a_container_are_the_budget(monkeypatch):
+    files = {"cpu.max": [["max", "100000"], ["150000", "100000"]], "memory.max": [["max"], ["7000000000"]]}
+    monkeypatch.setattr(scheduler, "_limits", files.get)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    assert scheduler.cores() == 1 and scheduler.memory() <= 5.0
+    monkeypatch.setattr(scheduler, "_limits", lambda name: [])
+    assert scheduler.cores() == 8
 
 
 def test_the_report_of_an_earlier_nextest_does_not_stand_for_a_later_one(tmp_path):
@@ -389,9 +430,11 @@ def test_gtest_is_told_a_path_with_spaces():
     assert done.stdout == "--gtest_output=json:/a b/made's.times\n", done.stdout + done.stderr
 
 
-def test_a_check_of_lint_that_hangs_is_ended_and_named():
-    environment = {**os.environ, "LINT_LIMIT": "0.001"}
+def test_a_check_of_lint_that_hangs_is_ended_and_named(tmp_path):
+    (tmp_path / "python3").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "python3").chmod(0o755)
+    environment = {**os.environ, "LINT_LIMIT": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run([ROOT / "scripts/lint", "python", "shell"], env=environment, capture_output=True, text=True, timeout=60)
     lines = done.stdout.splitlines()
     assert done.returncode == 1 and [line.split()[1] for line in lines] == ["python", "shell"], done.stdout + done.stderr
-    assert all("exceeded its limit of 0.001 s" in line for line in lines)
+    assert all("exceeded its limit of 1 s" in line for line in lines)

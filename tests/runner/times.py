@@ -7,8 +7,13 @@ from pathlib import Path
 
 
 def of_pytest(run):
-    """Returns the records that pytest_limits.py wrote."""
-    return [json.loads(line) for line in run.times.read_text().splitlines()] if run.times.exists() else []
+    """Returns the records that pytest_limits.py wrote, and one of the test with which the process ended."""
+    records = [json.loads(line) for line in run.times.read_text().splitlines()] if run.times.exists() else []
+    now = run.times.with_name(run.times.name + ".now")
+    if now.exists() and now.read_text() not in {f"{record['file']}::{record['test']}" for record in records}:
+        file, _, test = now.read_text().partition("::")
+        records.append({"file": file, "test": test, "wall": 0.0, "cpu": 0.0, "waited": {}, "verdict": "failed"})
+    return records
 
 
 def junit(root, profile):
@@ -60,14 +65,23 @@ class Times:
 
     def add(self, run):
         tests, cpu = [], run.cpu
-        if run.job.report == "pytest":
-            tests = of_pytest(run)
-            # Tasks are children of the zygote, whose CPU time is not the job's.
-            cpu = max(cpu, sum(test["cpu"] for test in tests))
-        elif run.job.report == "nextest":
-            tests = of_nextest(run, self.root)
-        elif run.job.report == "gtest":
-            tests = of_gtest(run)
+        try:
+            if run.job.report == "pytest":
+                tests = of_pytest(run)
+                # Tasks are children of the zygote, whose CPU time is not the job's.
+                cpu = max(cpu, sum(test["cpu"] for test in tests))
+            elif run.job.report == "nextest":
+                tests = of_nextest(run, self.root)
+            elif run.job.report == "gtest":
+                tests = of_gtest(run)
+        except (ValueError, ElementTree.ParseError) as error:
+            with open(run.log, "a") as log:
+                log.write(f"\nscripts/test: the report of {run.job.name} is cut off: {error}\n")
+        is_red = not tests or any(test["verdict"] == "failed" for test in tests)
+        if run.verdict == "passed" and run.job.report and is_red:
+            run.verdict = "FAILED"
+            with open(run.log, "a") as log:
+                log.write(f"\nscripts/test: {run.job.name} ended well, but with {'a test that failed or did not end' if tests else 'no test'}\n")
         if not tests:
             tests = [{"file": run.job.name, "test": "(all)", "wall": round(run.wall, 3), "cpu": round(cpu, 3), "waited": {}, "verdict": run.verdict.lower()}]
         self.failed[run.job.name] = [test for test in tests if test["verdict"] == "failed" and test["test"] != "(all)"]
