@@ -111,7 +111,7 @@ class Joiner(client.Member):
         request = protobuf.message(1, graph) + protobuf.number(2, step) + named(session, 8, 10)
         return self.start(RUN_GRAPH, parts=[request]), step
 
-    def fetch(self, handle, timeout=5):
+    def fetch(self, handle, timeout=60):
         """Makes the server fetch, and gives up after a while. Returns the reply to the step."""
         ident, step = self.begin(handle)
         try:

@@ -460,8 +460,11 @@ first = int(next(word for word in words if word.startswith("--relative=")).split
 assert first + count <= 4 and f"--nodes={{count}}" in words, words
 while words[0].startswith("--"):
     words.pop(0)
-tasks = [subprocess.Popen(words, env=dict(os.environ, SLURM_PROCID=str(i))) for i in range(count)]
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+unblock = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+tasks = [subprocess.Popen(words, env=dict(os.environ, SLURM_PROCID=str(i)), preexec_fn=unblock) for i in range(count)]
 signal.signal(signal.SIGTERM, lambda *_: ([task.kill() for task in tasks], os._exit(143)))
+unblock()
 status = 0
 for task in tasks:
     status = task.wait() or status
@@ -488,9 +491,10 @@ END""",
 
 TASK = """
 echo "$TF_CONFIG $STARWIRE_PROTOCOL $STARWIRE_CLUSTER_ID $1 ${STARWIRE_SLURM_HOSTS-unset}"
-up=$(dirname "$0")/up
-case "$TF_CONFIG" in *'"type": "ps"'*) touch "$up$SLURM_PROCID"; exec sleep 600;; esac
-until [ -e "${up}0" ] && [ -e "${up}1" ]; do sleep 0.05; done
+said=$(dirname "$0")/said
+mktemp "$said.XXXXXX" >/dev/null
+case "$TF_CONFIG" in *'"type": "ps"'*) exec sleep 600;; esac
+until [ "$(ls "$said".* | wc -l)" -ge 4 ]; do sleep 0.05; done
 """
 
 

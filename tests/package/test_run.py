@@ -40,7 +40,7 @@ def await_end(name):
     await_start(name)
     while pathlib.Path("/proc", (folder / name).read_text()).exists():
         time.sleep(0.02)
-    time.sleep(0.2)  # the launcher has reaped it, and now decides what that means
+    time.sleep(1)  # the launcher has reaped it, and now decides what that means
 """
 HANG = 60  # seconds after which a launcher that should have ended long ago hangs
 
@@ -129,9 +129,9 @@ else:
     time.sleep(1000)
 print("bye", job, index)
 """
-    status, out = cluster(text, "--ps", 1, "--worker", 2, "--chief", "--linger", 3)
+    status, out = cluster(text, "--ps", 1, "--worker", 2, "--chief", "--linger", 8)
     assert status == 0
-    assert "starwire | chief finished; worker 0, worker 1: 3 s to finish too" in out
+    assert "starwire | chief finished; worker 0, worker 1: 8 s to finish too" in out
     assert "| bye worker 0" in out and "bye worker 1" not in out
 
 
@@ -217,7 +217,7 @@ signal.signal(signal.SIGTERM, lambda *_: (print("ps ends", flush=True), sys.exit
 print("ready", flush=True)
 time.sleep(1000)
 """
-    process, path = started(text, "--ps", 1, "--worker", 1)
+    process, path = started(text, "--ps", 1, "--worker", 1, "--grace", HANG)
     process.send_signal(signal.SIGINT)
     out = process.communicate(timeout=HANG)[0]
     assert process.returncode == 130
@@ -434,7 +434,7 @@ def unread(tmp_path, text, *options, **variables):
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     words = [sys.executable, "-m", "starwire", "run", *options, "--logs", f"{tmp_path}/logs", f"{path}"]
-    process = subprocess.Popen(words, env=environment(ROOT / "python", **variables), stdout=writer)
+    process = subprocess.Popen(words, env=environment(ROOT / "python", **variables), stdout=writer, preexec_fn=interruptible)
     while select.select([], [writer], [], 0)[1]:
         time.sleep(0.02)
     os.close(writer)
@@ -510,7 +510,7 @@ def test_a_full_disk_does_not_end_the_run(cluster, tmp_path):
 def test_progress_on_a_terminal(tmp_path):
     import pty
 
-    path = script(tmp_path, TASK + "print('begun')\ntime.sleep(1)")
+    path = script(tmp_path, TASK + "print('begun', flush=True)\nawait_start('go')")
     leader, follower = pty.openpty()
     process = subprocess.Popen([sys.executable, "-m", "starwire", "run", "--ps", "1", "--worker", "1", "--logs", str(tmp_path / "logs"), str(path)], env=dict(environment(ROOT / "python"), TERM="xterm"), stdin=subprocess.DEVNULL, stdout=follower, stderr=follower, start_new_session=True)
     os.close(follower)
@@ -521,6 +521,8 @@ def test_progress_on_a_terminal(tmp_path):
             if not data:
                 break
             seen += data
+            if b"ps 0 up of 1" in seen:
+                (tmp_path / "go").touch()
     except OSError:
         pass
     os.close(leader)

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "python"))
+sys.path += [str(ROOT / "python"), str(ROOT / "tests" / "python")]
 
-from starwire_run import ports  # noqa: E402
+from own_ports import free_port  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory):
     """The address of a worker that trains with two parameter servers."""
     folder = tmp_path_factory.mktemp("job")
-    port, *others = ports.free(3)
+    port, *others = (free_port() for _ in range(3))
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT / "python")}
     script = str(Path(__file__).with_name("job.py"))
     hosts = [f"localhost:{each}" for each in (port, *others)]

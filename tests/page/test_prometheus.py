@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from starwire_run import ports
+from own_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
@@ -21,7 +21,7 @@ VARIABLES = {"$__rate_interval": "10s", "$task": ".*", "$protocol": ".*"}
 @pytest.mark.skipif(not PROMETHEUS, reason="prometheus is not on PATH (or in $PROMETHEUS)")
 def test_every_panel_has_data(address, tmp_path):
     (tmp_path / "prometheus.yaml").write_text(json.dumps({"scrape_configs": [{"job_name": "starwire", "scrape_interval": "1s", "static_configs": [{"targets": [address]}]}]}))
-    (port,) = ports.free(1)
+    port = free_port()
     flags = [f"--config.file={tmp_path}/prometheus.yaml", f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
     with open(tmp_path / "log", "w") as log:
         server = subprocess.Popen([PROMETHEUS, *flags], stdout=log, stderr=log)

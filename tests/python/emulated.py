@@ -24,7 +24,7 @@ def udp(host):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         sock.bind((host.ip, PORT))
-    sock.settimeout(5)
+    sock.settimeout(60)
     return sock
 
 
@@ -80,14 +80,16 @@ def round_trips(network):
 def rates(network):
     """Seconds for a second's worth of bytes at 20 Mb/s: in one direction, in both at once, from two hosts to one; and in one direction at 10 Mb/s."""
     network.set(20e6, 0, 100_000)
+    # What else the machine does only adds to it.
+    shortest = lambda transfers: min(seconds_for(transfers) for _ in range(3))  # noqa: E731
     size = int(20e6 / 8 * emulation.PAYLOAD)
     a, b, c = network.host("ps", 0), network.host("worker", 0), network.host("worker", 1)
     server, client = tcp(a, b, PORT)
     other_server, other_client = tcp(a, c, PORT + 1)
     took = {
-        "one direction": seconds_for([(client, server, size)]),
-        "both directions": seconds_for([(client, server, size), (server, client, size)]),
-        "two to one": seconds_for([(client, server, size // 2), (other_client, other_server, size // 2)]),
+        "one direction": shortest([(client, server, size)]),
+        "both directions": shortest([(client, server, size), (server, client, size)]),
+        "two to one": shortest([(client, server, size // 2), (other_client, other_server, size // 2)]),
     }
     network.set(10e6, 0, 100_000)
     return {**took, "at half the rate": seconds_for([(client, server, size)])}
@@ -97,20 +99,18 @@ def full_queue(network):
     """Of 200 datagrams of 1000 bytes (1066 on the cable) sent at once, those that arrive behind a queue of 32,000 bytes."""
     network.set(1e6, 0, 32_000)
     sender, receiver = udp(network.host("ps", 0)), udp(network.host("worker", 0))
+    counted = lambda what: sum(host["sent"][what] for host in network.counters()["hosts"])  # noqa: E731
     start = time.monotonic()
     for _ in range(200):
         sender.sendto(bytes(1000), receiver.getsockname())
-    took = time.monotonic() - start
+    while counted("segments") < 200:
+        time.sleep(0.001)
+    took = time.monotonic() - start  # by then, the queue has taken or dropped each
     arrived = 0
-    receiver.settimeout(1)
-    try:
-        while True:
-            receiver.recv(2000)
-            arrived += 1
-    except TimeoutError:
-        pass
-    dropped = sum(host["sent"]["dropped"] for host in network.counters()["hosts"])
-    return {"sent in s": took, "arrived": arrived, "dropped": dropped}
+    while arrived + counted("dropped") < 200:
+        receiver.recv(2000)
+        arrived += 1
+    return {"sent in s": took, "arrived": arrived, "dropped": counted("dropped")}
 
 
 def main():

@@ -11,7 +11,7 @@ import socket
 
 from starwire_run import ports
 
-SHARES = 64  # processes at a time; with 170 ports each on a usual machine
+SHARES = 128  # processes at a time; with 85 ports each on a usual machine
 
 _lock = None
 _queue = collections.deque()

@@ -133,7 +133,7 @@ def end_from_another_thread(target, how):
         # TensorFlow's master loses a timeout that comes before the step has begun on every task.
         sess.run(never.put)
         assert sess.run(waiting) == 2.0
-        options = one().RunOptions(timeout_in_ms=500) if how == "timeout" else None
+        options = one().RunOptions(timeout_in_ms=3000) if how == "timeout" else None
         if how == "close":
             never.once_it_waits(target, sess.close)
         try:

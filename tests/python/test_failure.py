@@ -70,7 +70,7 @@ def failed_connects(cluster):
 
 
 # The defaults would take 20 s.
-KEEPALIVE = {"STARWIRE_KEEPALIVE": "after_ms=400,timeout_ms=800"}
+KEEPALIVE = {"STARWIRE_KEEPALIVE": "after_ms=400,timeout_ms=4000"}
 
 
 @pytest.mark.star
@@ -100,8 +100,8 @@ def test_long_step_is_not_mistaken_for_a_dead_peer(fresh_cluster, tmp_path):
     started = str(tmp_path / "started")
     cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, True)
     wait_for(started)
-    # Nothing may happen in this time: 1.2 s would be enough for a loss.
-    assert not cluster["worker", 0].ready(2.4)
+    # Nothing may happen in this time: 4.4 s would be enough for a loss.
+    assert not cluster["worker", 0].ready(9)
     assert not any(counters(task)["keepalive_losses"] for task in cluster.tasks.values())
 
 
@@ -110,9 +110,9 @@ def test_long_step_is_not_mistaken_for_a_dead_peer(fresh_cluster, tmp_path):
 def test_operation_timeout(fresh_cluster, tmp_path):
     cluster = fresh_cluster()
     started = str(tmp_path / "started")
-    cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, True, 1500)
+    cluster["worker", 0].begin(steps.run_until_error, cluster.target("worker", 0), started, True, 5000)
     wait_for(started)
-    error, message, took = cluster["worker", 0].result(60)
+    error, message, took = cluster["worker", 0].result(90)
     assert error == "DeadlineExceededError", message
     assert took > 1
     assert worker_call(cluster, steps.run_steps, 5) == 5
@@ -199,13 +199,14 @@ def test_server_again_in_one_process(fresh_cluster, protocol, runner):
     # The gRPC of TensorFlow up to 2.18 (poller "epollex") leaks an epoll and an event descriptor per server.
     forgotten = 2 * 5 if task.call(steps.tensorflow_minor) <= (2, 18) else 0
     assert task.call(steps.open_files) <= files + forgotten + 3
+    # The kernel lists a thread that was joined for some time.
+    ours = lambda threads: [count(threads, name) for name in ("starwire", "grpcpp")]  # noqa: E731
+    wait_until(lambda: all(new <= old for new, old in zip(ours(task.call(steps.threads)), ours(threads))), 60, "the threads' end")
     now = task.call(steps.threads)
     # Not per server: a TensorFlow pool shared by all servers may still grow.
     # The servers of TensorFlow 1 leave three threads each.
     kept = 3 * 5 if is_tensorflow_1() else 0
     assert sum(now.values()) <= sum(threads.values()) + 3 + kept, (threads, now)
-    for ours in ("starwire", "grpcpp"):
-        assert count(now, ours) <= count(threads, ours), (threads, now)
     # TensorFlow leaks 2 MiB per server.
     assert task.call(steps.rss_mib) <= rss + 5 * 8
     assert task.exit() == 0
@@ -220,7 +221,7 @@ def test_stopped_server(fresh_cluster, protocol):
     """starwire.stop() ends a referenced server: its threads end, its port is free, its sessions fail, and it accepts nothing new."""
     cluster = fresh_cluster()
     assert worker_call(cluster, steps.keep_session)
-    assert tuple(cluster["ps", 0].call(stop_kept_server)) == (0, True)
+    assert cluster["ps", 0].call(stop_kept_server)
     with pytest.raises(RemoteError) as caught:
         cluster["worker", 0].call(steps.use_kept_session)
     assert caught.value.type in ("UnavailableError", "AbortedError"), caught.value
@@ -242,7 +243,9 @@ def stop_kept_server():
         sess.list_devices()
     with socket.socket() as sock:
         free = sock.connect_ex(("127.0.0.1", int(server.target.rsplit(":", 1)[1]))) != 0
-    return count(steps.threads(), "starwire"), free
+    # The kernel lists a thread that was joined for some time.
+    wait_until(lambda: not count(steps.threads(), "starwire"), 60, "the threads' end")
+    return free
 
 
 @pytest.mark.ours

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from metrics import data_port, metric
 from settings import ONE, QUICK, SECRET
 from steps import attempt, training
 from tf2_job import start, train_scheduled
+from waiting import HANGS
 
 pytestmark = pytest.mark.ours
 
@@ -273,6 +275,7 @@ while not os.path.exists(stop):
         if not name.startswith("starwire-"):
             continue
         seen += 1
+        seen == 1 and print("seen", flush=True)
         path = os.path.join(folder, name, "grpc")
         with socket.socket(socket.AF_UNIX) as client:
             try:
@@ -297,6 +300,10 @@ def test_nobody_else_reaches_the_private_socket(fresh_cluster):
         assert intruder.stdout.readline() == "up\n"
         cluster = fresh_cluster(shape=(("ps", 3), ("worker", 1)), environment={**ONE, "TMPDIR": folder})
         assert worker_call(cluster, steps.run_steps, 3) == 3
+        # Each start is a short time in which there is something to see.
+        while not select.select([intruder.stdout], [], [], 0)[0]:
+            cluster["ps", 0].call(stop_and_start, cluster.spec, "ps", 0, cluster.protocol)
+        assert intruder.stdout.readline() == "seen\n"
         # No name is left, neither in the directory nor of a socket that could be connected to.
         assert os.listdir(folder) == []
         names = re.findall(rf"{folder}/\S+/grpc", Path("/proc/net/unix").read_text())
@@ -305,5 +312,5 @@ def test_nobody_else_reaches_the_private_socket(fresh_cluster):
             with socket.socket(socket.AF_UNIX) as client, pytest.raises(FileNotFoundError):
                 client.connect(name)
         Path(stop).touch()
-        seen, tried, entered = map(int, intruder.communicate(timeout=30)[0].split())
+        seen, tried, entered = map(int, intruder.communicate(timeout=HANGS)[0].split())
         assert seen > 0 and entered == 0, (seen, tried, entered)

@@ -1,8 +1,9 @@
 """The data port against unauthenticated peers: garbage, truncated, oversized, replayed and slow bytes during training; secrets, cluster ids; and HTTP."""
 
 import contextlib
+import itertools
+import os
 import pathlib
-import random
 import re
 import socket
 import struct
@@ -87,10 +88,14 @@ def target(make_cluster):
     return make_cluster(shape=(("ps", 1), ("worker", 1)), environment=QUICK)
 
 
+SOURCES = itertools.count()
+
+
 @pytest.fixture
 def source(monkeypatch):
     """Gives each test its own source host on the loopback, because an offending host is logged once a minute."""
-    address = f"127.0.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
+    number = next(SOURCES)
+    address = f"127.{os.getpid() % 250 + 1}.{number // 250}.{number % 250 + 1}"
     monkeypatch.setattr(wire, "source", address)
     return address
 
@@ -389,7 +394,7 @@ def test_large_tensors_are_not_copied(target):
     assert worker_call(target, steps.run_steps, 2) == 2
     names = ("starwire_payload_bytes_sent_total", "starwire_copied_bytes_sent_total", "starwire_payload_bytes_received_total", "starwire_copied_bytes_received_total")
     before = {name: metric(ps, name) + metric(worker, name) for name in names}
-    assert worker_call(target, steps.run_steps, 50) == 50
+    assert worker_call(target, steps.run_steps, 51) == 51  # of the last step, one server may not have counted everything yet
     sent, copied_sent, received, copied_received = (metric(ps, name) + metric(worker, name) - before[name] for name in names)
     assert received > 50 * 2 * 400_000
     assert copied_sent <= sent * 0.01 + 200_000 and copied_received <= received * 0.01 + 200_000
@@ -402,12 +407,12 @@ def test_tasks_of_one_host_copy_large_tensors_from_process_to_process(fresh_clus
         ps, worker = data_port(cluster["ps", 0]), data_port(cluster["worker", 0])
         assert worker_call(cluster, steps.run_steps, 3) == 3
         before = [metric(task, f"starwire_{name}_total") for task in (ps, worker) for name in ("lent_bytes", "borrowed_bytes", "bytes_sent")]
-        assert worker_call(cluster, steps.run_steps, 20) == 20
+        assert worker_call(cluster, steps.run_steps, 21) == 21  # of the last step, one server may not have counted everything yet
         after = [metric(task, f"starwire_{name}_total") for task in (ps, worker) for name in ("lent_bytes", "borrowed_bytes", "bytes_sent")]
         ps_lent, ps_borrowed, ps_sent, worker_lent, worker_borrowed, worker_sent = (new - old for new, old in zip(after, before))
         if lends:
             assert min(ps_lent, ps_borrowed, worker_lent, worker_borrowed) >= 20 * 400_000
-            assert max(ps_sent, worker_sent) < 20 * 40_000
+            assert max(ps_sent, worker_sent) < 21 * 40_000
         else:
             assert max(ps_lent, ps_borrowed, worker_lent, worker_borrowed) == 0
             assert min(ps_sent, worker_sent) >= 20 * 400_000

@@ -248,12 +248,9 @@ def close_full_queue(target):
 
     with tf.Graph().as_default():
         with one().device(PS0):
-            queue = tf.queue.FIFOQueue(1, tf.float32, (), shared_name="closed_while_full")
+            queue = tf.queue.FIFOQueue(2, tf.float32, (), shared_name="closed_while_full")
             variable = one().get_variable("beside", initializer=0.0)
-            fill, come = queue.enqueue(1.0), tf.queue.FIFOQueue(1, tf.float32, (), shared_name="come")
-            with tf.control_dependencies([come.enqueue(1.0)]):
-                again = queue.enqueue(1.0)
-            others = come.size()
+            fill, again = queue.enqueue(1.0), queue.enqueue_many([[2.0, 3.0]])  # puts one element in, and waits with the other
             size, close, update = queue.size(), queue.close(), variable.assign_add(1.0)
             with tf.control_dependencies([update]):
                 taken = queue.dequeue()
@@ -262,14 +259,14 @@ def close_full_queue(target):
             sess.run(fill)
             waiting = threading.Thread(target=sess.run, args=(again,))
             waiting.start()
-            wait_until(lambda: sess.run(others), 60, "somebody puts an element in")
+            wait_until(lambda: sess.run(size) == 2, 60, "somebody puts an element in")
             result = sess.run([taken, close], options=one().RunOptions(timeout_in_ms=20000))[0]
             waiting.join()
             return float(result), int(sess.run(size))
 
 
 def test_a_close_that_waits_holds_nothing_back(cluster):
-    assert worker_call(cluster, close_full_queue) == (1.0, 1)
+    assert worker_call(cluster, close_full_queue) == (1.0, 2)
 
 
 def own_transfer(target):

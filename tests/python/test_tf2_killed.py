@@ -192,6 +192,12 @@ def test_training_goes_on_from_a_checkpoint(compared, tmp_path, way):
 def fail_amidst_others():
     """Returns what becomes of a failing function, of those scheduled after it, and of the next."""
     coordinator = state["coordinator"]
+    with state["strategy"].scope(), tf.device("/job:ps/replica:0/task:0"):
+        gate = tf.queue.FIFOQueue(8, tf.int64, (), shared_name="gate")
+
+    @tf.function
+    def held():
+        return gate.dequeue()
 
     @tf.function
     def busy(rounds):
@@ -208,14 +214,16 @@ def fail_amidst_others():
     def bad(word):
         return tf.strings.to_number(word)
 
-    # Enough for both workers while the rest is scheduled.
+    # Both workers wait while the rest is scheduled.
     for _ in range(4):
-        coordinator.schedule(busy, args=(tf.constant(300),))
+        coordinator.schedule(held)
     coordinator.schedule(bad, args=(tf.constant("x"),))
     others = [coordinator.schedule(fine, args=(tf.constant(number),)) for number in range(50)]
     # The worker that does not run `bad` can get to this function, but not past it, however late the failure is heard of.
     coordinator.schedule(busy, args=(tf.constant(1000000),))
     others.append(coordinator.schedule(fine, args=(tf.constant(50),)))
+    for _ in range(4):
+        gate.enqueue(tf.constant(0, tf.int64))
     joined = outcome(coordinator.join)
     last = outcome(others[-1].fetch)
     again = coordinator.schedule(fine, args=(tf.constant(41),))

@@ -238,7 +238,7 @@ def wait(target, case, name, end=None, closing=None):
         if end == "close":
             closer.start()
         # It begins in a fraction of the time that the first one took, which was prepared on every task and ended.
-        options = one().RunOptions(timeout_in_ms=int(max(SOON, 2 * took) * 1000)) if end == "timeout" else None
+        options = one().RunOptions(timeout_in_ms=int(max(2.0, 4 * took) * 1000)) if end == "timeout" else None
         result = outcome(lambda: [float(v) for v in sess.run(fetches, options=options)])
         if end == "close":
             closer.join()

@@ -64,7 +64,7 @@ def wait_in_vain(target, task, name, others):
                 found.append(sess.run(item).decode())
             for _ in range(2):
                 try:
-                    found.append(sess.run(item, options=one().RunOptions(timeout_in_ms=1500)).decode())
+                    found.append(sess.run(item, options=one().RunOptions(timeout_in_ms=4000)).decode())
                 except tf.errors.DeadlineExceededError as error:
                     found.append(type(error).__name__)
             return found, int(sess.run(size))

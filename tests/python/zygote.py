@@ -131,10 +131,14 @@ def serve_sessions(address):
     listener = Listener(address, family="AF_UNIX")
     while True:
         with listener.accept() as client:
-            _, session, environment, log_path = client.recv()
+            try:
+                _, session, environment, log_path = client.recv()
+            except (EOFError, OSError):
+                continue  # a test process that was ended as it asked
             pid = os.fork()
             if pid:
-                client.send(pid)
+                with contextlib.suppress(OSError):
+                    client.send(pid)
                 continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         die_with_parent()
