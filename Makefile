@@ -142,7 +142,7 @@ test: ## Run the tests (14 min; 28 on slow cores; ONLY="rust abi python/star": o
 	@$(TESTS) $(ONLY)
 
 .PHONY: test-deep
-test-deep: ## Run variants, sanitizers address and undefined, fuzzing, other TensorFlows, RDMA (hours; SHARD=3/20: a twentieth; SEED=7: as a failed run)
+test-deep: ## Run variants, sanitizers address and undefined, fuzzing, other TensorFlows, RDMA (hours; SHARD=3/30: a thirtieth; SEED=7: as a failed run)
 	@$(TESTS) --deep $(if $(SHARD),--shard $(SHARD)) $(if $(SEED),--seed $(SEED)) $(ONLY)
 
 .PHONY: test-flaky

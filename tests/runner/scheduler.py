@@ -64,6 +64,9 @@ class Run:
         for stale in (self.times, self.times.with_name(self.times.name + ".now")):
             stale.unlink(missing_ok=True)
         environment = {**os.environ, "STARWIRE_TEST_TIMES": str(self.times), **job.environment}
+        if len(os.sched_getaffinity(0)) == 1:
+            # TensorFlow has a thread for each CPU, and a server with one thread can wait for itself, also over stock gRPC.
+            environment.setdefault("TF_NUM_INTEROP_THREADS", "2")
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 ["bash", "-euo", "pipefail", "-c", job.command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
