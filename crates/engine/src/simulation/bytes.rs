@@ -16,10 +16,8 @@ pub fn number_of(parts: impl IntoIterator<Item = u64>) -> u64 {
 /// So many bytes of this number. Another number has others, and so has each place.
 pub fn bytes_of(number: u64, len: usize) -> Vec<u8> {
     let (first, step) = (mix(number), mix(!number) | 1);
-    let mut bytes = vec![0; len.next_multiple_of(8)];
-    for (at, word) in (0..).zip(bytes.chunks_exact_mut(8)) {
-        word.copy_from_slice(&first.wrapping_add(step.wrapping_mul(at)).to_le_bytes());
-    }
+    let words = (0..len.div_ceil(8) as u64).map(|at| first.wrapping_add(step.wrapping_mul(at)).to_le_bytes());
+    let mut bytes = words.collect::<Vec<_>>().into_flattened();
     bytes.truncate(len);
     bytes
 }
