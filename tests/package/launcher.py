@@ -41,8 +41,7 @@ def port_finder():
 
 
 def free_port():
-    port_finder()  # its folder, from which the next line imports
-    sys.path.append(str(ROOT / "tests" / "python"))
+    sys.path += [str(PACKAGE.parent), str(ROOT / "tests" / "python")]
     import own_ports
 
     return own_ports.free_port()

@@ -29,7 +29,7 @@ def jobs(s):
     fuzz = f"{s.library} && {s.python} tests/fuzz_graphs/run.py --seed {s.seed} --seconds 300 --stop"
     dying = "--protocols star_server+state,star_server_lite+sync --faults kill_server,move_server,full_disk"
     # A filter that finds no test is no success.
-    ran = "tee /dev/stderr | grep '^test result: ok. [1-9]' >/dev/null"
+    ran = "awk '{ print } /^test result: ok. [1-9]/ { ran = 1 } END { exit !ran }'"
     histories = f"{s.library} && {s.python} tests/histories/run.py --seed {s.seed} --seconds 300"
     return [
         *(s.end_to_end("deep", path, "-m deep", **deep("deep", path)) for path in marked),
