@@ -40,6 +40,7 @@
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/logging.h"
 #if STARWIRE_EAGER_PORT
+#include "cc/server/component_functions.h"
 #include "cc/server/eager_handles.h"
 #endif
 
@@ -315,7 +316,10 @@ Status StarwireServer::Init(GrpcServerOptions options) {
 #if STARWIRE_EAGER_PORT
   const StarStyle style =
       OptsOutOfStar(server_def().default_session_config()) ? StarStyle::kNone : StarStyleOf(protocol_);
-  services.worker->SetEager(EagerServiceOf(this), [style](auto* request) { MarkFunctions(style, request); });
+  services.worker->SetEager(EagerServiceOf(this), [style, eager = EagerServiceOf(this)](auto* request) {
+    ReserveComponentFunctions(eager, request->context_id());
+    MarkFunctions(style, request);
+  });
   eager_handles_ = std::make_unique<EagerHandles>(EagerServiceOf(this), own_task + "/device:CPU:0");
   services.star->SetHandles(eager_handles_.get());
 #endif

@@ -6,7 +6,8 @@ An op is {"op", "at": device, "in": [value…], "var": handle, "after": [op…]}
 an earlier op that has one. A handle is [variable, alias]: alias 1 is a second handle of the same variable, which the function captures separately. If one of
 two users of a variable writes it, `after` orders them, whatever handles they use. Some programs have more: "tables" of servers ({"server"}), which their
 functions use like variables, texts, datasets that a function makes and reduces, and a "burst": a function that is scheduled many times at once, and only adds
-whole numbers to variables that no other one uses. More are in sharded.py, generators.py and function_steps.py.
+whole numbers to variables that no other one uses. It may have copies: workers then see new functions while they run others. More are in sharded.py,
+generators.py and function_steps.py.
 """
 
 import random
@@ -144,7 +145,7 @@ def generate(seed):
         made["sharded"] = shards
     function_steps.generate(choice, features, made)
     if "burst" in features:
-        made["burst"] = burst(choice, variables)
+        made["burst"] = {**burst(choice, variables), "copies": random.Random(f"copies of {seed}").choice((1, 4, 16))}
     return made
 
 
@@ -173,7 +174,7 @@ def coordinate(protocol, spec):
     else:
         import starwire
 
-        state["coordinator"] = starwire.coordinator(state["strategy"], pipeline=2)
+        state["coordinator"] = starwire.coordinator(state["strategy"], pipeline=7)
 
 
 class Body:
@@ -390,8 +391,9 @@ def execute(program):
             it.make_again(step["again"])
         out.append([plain(value) for value in function_steps.run(step, it.functions[number], arguments)])
     if "burst" in program:
-        function = tf.function(lambda: it.body.build(program["burst"]["ops"]), autograph=False)
-        results = [state["coordinator"].schedule(function) for _ in range(program["burst"]["times"])]
+        copies = [tf.function(lambda: it.body.build(program["burst"]["ops"]), autograph=False) for _ in range(program["burst"]["copies"])]
+        # Every second step is the first one's.
+        results = [state["coordinator"].schedule(copies[number % 2 * (number // 2) % len(copies)]) for number in range(program["burst"]["times"])]
         state["coordinator"].join()
         out += [[plain(value) for value in result.fetch()] for result in results]
     out.append(it.contents())

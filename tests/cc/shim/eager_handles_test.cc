@@ -12,9 +12,12 @@
 #include "cc/base/private_members.h"
 #include "cc/base/status_codec.h"
 #include "cc/rendezvous/rendezvous.h"
+#include "cc/server/component_functions.h"
 #include "cc/star/peers.h"
 #include "tensorflow/core/common_runtime/eager/context.h"
 #include "tensorflow/core/common_runtime/eager/tensor_handle.h"
+#include "tensorflow/core/common_runtime/process_function_library_runtime.h"
+#include "tensorflow/core/distributed_runtime/eager/cluster_function_library_runtime.h"
 #include "tensorflow/core/distributed_runtime/eager/remote_mgr.h"
 #include "tensorflow/core/distributed_runtime/eager/remote_tensor_handle.h"
 #include "tensorflow/core/framework/resource_handle.h"
@@ -25,9 +28,12 @@ namespace starwire {
 namespace {
 
 using tensorflow::TensorHandle;
+using tensorflow::eager::EagerClusterFunctionLibraryRuntime;
 using tensorflow::eager::EagerServiceImpl;
 
 STARWIRE_REACH(ContextsTag, EagerServiceImpl::contexts_);
+STARWIRE_REACH(RuntimeTag, tensorflow::ProcessFunctionLibraryRuntime::parent_);
+STARWIRE_REACH(ComponentsTag, EagerClusterFunctionLibraryRuntime::function_data_);
 
 constexpr uint64_t kContext = 7;
 
@@ -146,6 +152,21 @@ TEST_F(EagerHandlesTest, HandlesAreDeletedMeanwhile) {
   }
   stop = true;
   deletes.join();
+}
+
+// A step that runs points into the list, to which the first steps of other functions add.
+TEST_F(EagerHandlesTest, ComponentFunctionsStayWhereTheyAre) {
+  auto* runtime = static_cast<EagerClusterFunctionLibraryRuntime*>(context_->pflr()->*Reach(RuntimeTag()));
+  auto& functions = runtime->*Reach(ComponentsTag());
+  ReserveComponentFunctions(service_.get(), kContext + 1);  // there is none
+  EXPECT_EQ(functions.capacity(), 0);
+  ReserveComponentFunctions(service_.get(), kContext);
+  const size_t room = functions.capacity();
+  EXPECT_GT(room, 100'000);
+  const auto* first = functions.data();
+  ReserveComponentFunctions(service_.get(), kContext);
+  EXPECT_EQ(functions.data(), first);
+  EXPECT_EQ(functions.capacity(), room);
 }
 
 // Who can be asked for handles.
