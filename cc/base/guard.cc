@@ -9,7 +9,12 @@
 
 namespace starwire {
 
-Status ThrownStatus(const char* where) {
+namespace {
+
+// A copy of an absl::Status takes no memory. Never freed: the last thread may need it.
+const Status& out_of_memory = *new Status(MakeStatus(kResourceExhausted, "starwire: out of memory"));
+
+Status Describe(const char* where) {
   const std::string begin = std::string("starwire: ") + where + " failed: ";
   try {
     throw;
@@ -21,6 +26,16 @@ Status ThrownStatus(const char* where) {
     return MakeStatus(kInternal, begin + error.what());
   } catch (...) {
     return MakeStatus(kInternal, begin + "unknown exception");
+  }
+}
+
+}  // namespace
+
+Status ThrownStatus(const char* where) {
+  try {
+    return Describe(where);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory;
   }
 }
 

@@ -38,7 +38,6 @@ Scratch::Scratch(SubgraphTable* table)
       inputs_(table->input_slots.size()),
       lanes_(new Parameters[table->lanes]),
       asyncs_(new Async[table->num_asyncs]) {
-  table_->Ref();
   for (const auto& constant : table->constants) slots_[constant.first].constant = &constant.second;
   // Most inputs are in the same place in every run. TensorValue has no const tensors; OpKernelContext ensures that
   // inputs other than references are not modified.
@@ -48,6 +47,7 @@ Scratch::Scratch(SubgraphTable* table)
   }
   const auto& kinds = table->input_kinds;
   if (std::find(kinds.begin(), kinds.end(), InputKind::kDereferred) != kinds.end()) dereferred_.resize(inputs_.size());
+  table_->Ref();
 }
 
 Status Scratch::Begin(Step* step) {
@@ -378,10 +378,13 @@ void Scratch::Invite(sw_run* helper) {
 
 namespace {
 
+// What a run has of the executor's memory; empty if there was no memory for the rest when it was opened.
+using Place = std::optional<Scratch>;
+
 // The scratch behind a callback of sw_kernels.
-Scratch* Of(void* scratch) { return static_cast<Scratch*>(scratch); }
-void Open(void* owner, void* scratch) { new (scratch) Scratch(static_cast<SubgraphTable*>(owner)); }
-void Close(void*, void* scratch) { Of(scratch)->~Scratch(); }
+Scratch* Of(void* scratch) { return &**static_cast<Place*>(scratch); }
+void Open(void* owner, void* scratch) { (new (scratch) Place)->emplace(static_cast<SubgraphTable*>(owner)); }
+void Close(void*, void* scratch) { static_cast<Place*>(scratch)->~Place(); }
 uint32_t RunKernel(void* scratch, sw_run* run, const sw_task* task, uint32_t lane) {
   return Of(scratch)->Run(run, *task, lane);
 }
@@ -400,8 +403,8 @@ void InviteThrew(const Status&, void*, sw_run* helper) { sw_run_help(helper); }
 sw_kernels SubgraphKernels() {
   sw_kernels kernels = {};
   kernels.struct_size = sizeof(sw_kernels);
-  kernels.scratch_size = sizeof(Scratch);
-  kernels.scratch_align = alignof(Scratch);
+  kernels.scratch_size = sizeof(Place);
+  kernels.scratch_align = alignof(Place);
   kernels.open = Guarded<&Open>;
   kernels.close = Guarded<&Close>;
   kernels.run = Guarded<&RunKernel, &KernelThrew>;
@@ -419,10 +422,18 @@ void Subgraph::Run(Step* step) const {
     step->OnDone(MakeStatus(kInternal, "starwire: bug: cannot start a run of a sub-graph"));
     return;
   }
-  Status status = static_cast<Scratch*>(memory)->Begin(step);
-  if (!status.ok()) {
+  auto* place = static_cast<Place*>(memory);
+  const Status status = Guard(
+      "a run of a sub-graph",
+      [&] {
+        if (!place->has_value()) place->emplace(table_);
+        return (*place)->Begin(step);
+      },
+      [](const Status& thrown) { return thrown; });
+  // There may be no memory for a status either.
+  if (!status.ok() || !place->has_value()) {
     sw_run_abandon(run);
-    step->OnDone(status);
+    step->OnDone(status.ok() ? MakeStatus(kResourceExhausted, "starwire: out of memory") : status);
     return;
   }
   sw_run_go(run, step->args.run_all_kernels_inline ? SW_EXEC_ALONE : 0);

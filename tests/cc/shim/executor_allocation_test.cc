@@ -1,5 +1,5 @@
-// A run of a sub-graph calls operator new exactly as often as its kernels do. crates/executor/tests/allocations.rs
-// checks that the Rust half does not allocate.
+// A run of a sub-graph calls operator new exactly as often as its kernels do, and survives that there is no memory.
+// crates/executor/tests/allocations.rs checks that the Rust half does not allocate.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/executor/subgraph.h"
@@ -26,9 +27,18 @@ namespace {
 
 // Counts allocations of this thread, if set.
 thread_local int64_t* counted = nullptr;
+// How many are left of this thread until some fail; negative: none does.
+thread_local int64_t until_failure = -1;
+thread_local int64_t failures = 0;
 
 void* Allocate(size_t size, size_t alignment) {
   if (counted != nullptr) ++*counted;
+  if (until_failure > 0) {
+    --until_failure;
+  } else if (until_failure == 0 && failures > 0) {
+    --failures;
+    throw std::bad_alloc();
+  }
   void* memory = nullptr;
   if (posix_memalign(&memory, alignment < sizeof(void*) ? sizeof(void*) : alignment, size == 0 ? 1 : size) != 0)
     abort();
@@ -63,6 +73,16 @@ class OneStep : public Step {
   void OnDone(const Status& status) override { EXPECT_TRUE(status.ok()) << StatusMessage(status); }
 };
 
+class AnyStep : public Step {
+ public:
+  void OnDone(const Status& status) override {
+    code = StatusNumber(status);
+    ++ended;
+  }
+  int code = -1;
+  int ended = 0;
+};
+
 // Ends before it returns: a run counts arrivals, but has no other thread.
 class AsyncNeg : public tensorflow::AsyncOpKernel {
  public:
@@ -72,6 +92,20 @@ class AsyncNeg : public tensorflow::AsyncOpKernel {
     done();
   }
 };
+
+// Calls what a test wants to happen in the middle of a run.
+std::function<void()> in_the_middle;
+class MiddleNeg : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(tensorflow::OpKernelContext* context) override {
+    context->set_output(0, context->input(0));
+    if (const auto act = std::exchange(in_the_middle, nullptr)) act();
+  }
+};
+
+constexpr char kMiddleLabel[] = "starwire_test_middle";
+REGISTER_KERNEL_BUILDER(Name("Neg").Device(tensorflow::DEVICE_CPU).Label(kMiddleLabel), MiddleNeg);
 
 constexpr char kAsyncLabel[] = "starwire_test_async";
 REGISTER_KERNEL_BUILDER(Name("Neg").Device(tensorflow::DEVICE_CPU).Label(kAsyncLabel), AsyncNeg);
@@ -174,6 +208,44 @@ TEST_F(AllocationTest, OnlyKernelsAllocate) {
   Add("_Retval", {node}, 0);
   EXPECT_GT(kernel, 0);
   EXPECT_EQ(CountRun(), 20 * kernel);
+}
+
+TEST_F(AllocationTest, ARunWithoutMemoryFailsAndTheNextOneDoesNot) {
+  Node* node = Add("_Arg", {}, 0);
+  for (int i = 0; i < 3; ++i) node = Add("Neg", {node}, -1, i == 0 ? kMiddleLabel : nullptr);
+  Add("_Retval", {node}, 0);
+  int failed = 0;
+  bool was_enough = false;
+  for (int64_t number = 0; !was_enough; ++number) {
+    std::unique_ptr<Subgraph> subgraph;
+    std::string unsupported;
+    ASSERT_TRUE(Subgraph::Compile(params_, graph_, 1, &subgraph, &unsupported).ok());
+    const auto run = [&](AnyStep* step) {
+      step->fetches.resize(subgraph->num_fetches());
+      step->args.runner = [](std::function<void()> work) { work(); };
+      step->feeds = {Value()};
+      subgraph->Run(step);
+    };
+    // The plan has the memory of one run already, so this is a second one beside it.
+    AnyStep outer, inner, last;
+    in_the_middle = [&] {
+      inner.fetches.resize(subgraph->num_fetches());
+      inner.args.runner = [](std::function<void()> work) { work(); };
+      inner.feeds = {Value()};
+      until_failure = number;
+      failures = 8;  // the first attempt, what says that it failed, and the second one
+      subgraph->Run(&inner);
+      was_enough = failures == 8;
+      until_failure = -1;
+      run(&last);
+    };
+    run(&outer);
+    ASSERT_EQ((std::vector<int>{outer.ended, inner.ended, last.ended}), (std::vector<int>{1, 1, 1})) << number;
+    ASSERT_TRUE(inner.code == 0 || inner.code == kResourceExhausted) << inner.code;
+    ASSERT_EQ((std::vector<int>{outer.code, last.code}), (std::vector<int>{0, 0})) << number;
+    failed += inner.code != 0;
+  }
+  EXPECT_GT(failed, 5);
 }
 
 TEST_F(AllocationTest, OnlyKernelsAllocateBesideAnAsynchronousOne) {
