@@ -76,10 +76,29 @@ PeerSessions::Entry* PeerSessions::Of(uint64_t conn) {
   return found == connections_.end() ? nullptr : &entries_[found->second];
 }
 
-void PeerSessions::GraphRegistered(uint64_t conn, const std::string& graph, const std::string& session,
-                                   bool own_session) {
+PeerSessions::Peer PeerSessions::PeerOf(uint64_t conn) {
   std::lock_guard<std::mutex> lock(mu_);
-  if (Entry* entry = Of(conn)) entry->registered.graphs[graph] = {session, own_session};
+  const auto found = connections_.find(conn);
+  return found == connections_.end() ? Peer() : found->second;
+}
+
+void PeerSessions::Add(const Peer& peer, const std::function<void(Registered* registered)>& add) {
+  if (!peer.has_value()) return;
+  std::vector<Ended> ended;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    const auto [entry, is_new] = entries_.emplace(*peer, Entry());
+    add(&entry->second.registered);
+    // The connection was lost meanwhile, and another incarnation may have come.
+    if (is_new) entry->second.gone = Clock::now();
+    if (entry->second.connections == 0) ended = Collect(peer->first);
+  }
+  DropAll(std::move(ended));
+}
+
+void PeerSessions::GraphRegistered(const Peer& peer, const std::string& graph, const std::string& session,
+                                   bool own_session) {
+  Add(peer, [&](Registered* registered) { registered->graphs[graph] = {session, own_session}; });
 }
 
 void PeerSessions::GraphDeregistered(uint64_t conn, const std::string& graph) {
@@ -87,9 +106,8 @@ void PeerSessions::GraphDeregistered(uint64_t conn, const std::string& graph) {
   if (Entry* entry = Of(conn)) entry->registered.graphs.erase(graph);
 }
 
-void PeerSessions::SessionCreated(uint64_t conn, const std::string& session) {
-  std::lock_guard<std::mutex> lock(mu_);
-  if (Entry* entry = Of(conn)) entry->registered.sessions.insert(session);
+void PeerSessions::SessionCreated(const Peer& peer, const std::string& session) {
+  Add(peer, [&](Registered* registered) { registered->sessions.insert(session); });
 }
 
 void PeerSessions::SessionDeleted(uint64_t conn, const std::string& session) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -29,8 +30,8 @@ class PeerSessions {
     std::set<std::string> sessions;
     bool empty() const { return graphs.empty() && sessions.empty(); }
   };
-  // Gets the state that an ended incarnation of a task left, if any. `is_back`: another one is connected. Called on a
-  // reactor thread.
+  // Gets the state that an ended incarnation of a task left, if any. `is_back`: another one is connected. Called on
+  // reactor threads, and where a registration ends.
   using Drop = std::function<void(const std::string& task, bool is_back, Registered registered)>;
 
   explicit PeerSessions(Drop drop) : drop_(std::move(drop)) {}
@@ -46,14 +47,19 @@ class PeerSessions {
   // Adds the name of the task that caused it to an error.
   Status Named(const Status& status, uint64_t conn);
 
-  // Requests of the peer behind a connection.
-  void GraphRegistered(uint64_t conn, const std::string& graph, const std::string& session, bool own_session);
+  // An incarnation of a task; none: unknown.
+  using Key = std::pair<std::string, uint64_t>;
+  using Peer = std::optional<Key>;
+  // Whose connection it is. To be asked when a request arrives, which may outlive the connection.
+  Peer PeerOf(uint64_t conn);
+
+  // What requests have done.
+  void GraphRegistered(const Peer& peer, const std::string& graph, const std::string& session, bool own_session);
   void GraphDeregistered(uint64_t conn, const std::string& graph);
-  void SessionCreated(uint64_t conn, const std::string& session);
+  void SessionCreated(const Peer& peer, const std::string& session);
   void SessionDeleted(uint64_t conn, const std::string& session);
 
  private:
-  using Key = std::pair<std::string, uint64_t>;  // task and incarnation
   using Clock = std::chrono::steady_clock;
   struct Entry {
     int connections = 0;
@@ -67,6 +73,7 @@ class PeerSessions {
   };
 
   Entry* Of(uint64_t conn);
+  void Add(const Peer& peer, const std::function<void(Registered* registered)>& add);
   // An incarnation has ended if it has no connection and another one of the task has one, or if it has had none for
   // long. `task`: it has connected or disconnected.
   std::vector<Ended> Collect(const std::string& task);

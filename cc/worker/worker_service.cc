@@ -355,15 +355,17 @@ void WorkerService::OnCall(const sw_call_request* request) {
       return Serve(request, Place::kPool, &StarwireWorker::ServeGetStatusAsync);
     case Method::kCreateWorkerSession:
       return Serve<CreateWorkerSessionRequest, CreateWorkerSessionResponse>(
-          request, Place::kPool, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
-            worker->CreateWorkerSessionAsync(
-                &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
-                  if (status.ok()) {
-                    peer_sessions_.SessionCreated(call->ticket.conn, call->request.session_handle());
-                    if (worker_->KeepsState()) SayThatStateIsKept(&call->response);
-                  }
-                  done(status);
-                });
+          request, Place::kPool,
+          [this, peer = peer_sessions_.PeerOf(request->ticket.conn)](StarwireWorker* worker, auto* call,
+                                                                     StatusCallback done) {
+            worker->CreateWorkerSessionAsync(&call->request, &call->response,
+                                             [this, peer, call, done = std::move(done)](const Status& status) {
+                                               if (status.ok()) {
+                                                 peer_sessions_.SessionCreated(peer, call->request.session_handle());
+                                                 if (worker_->KeepsState()) SayThatStateIsKept(&call->response);
+                                               }
+                                               done(status);
+                                             });
           });
     case Method::kDeleteWorkerSession:
       return Serve<DeleteWorkerSessionRequest, DeleteWorkerSessionResponse>(
@@ -373,13 +375,15 @@ void WorkerService::OnCall(const sw_call_request* request) {
           });
     case Method::kRegisterGraph:
       return Serve<RegisterGraphRequest, RegisterGraphResponse>(
-          request, Place::kPool, [this](StarwireWorker* worker, auto* call, StatusCallback done) {
+          request, Place::kPool,
+          [this, peer = peer_sessions_.PeerOf(request->ticket.conn)](StarwireWorker* worker, auto* call,
+                                                                     StatusCallback done) {
             worker->RegisterGraphAsync(
-                &call->request, &call->response, [this, call, done = std::move(done)](const Status& status) {
+                &call->request, &call->response, [this, peer, call, done = std::move(done)](const Status& status) {
                   if (status.ok()) {
                     const auto& request = call->request;
-                    peer_sessions_.GraphRegistered(call->ticket.conn, call->response.graph_handle(),
-                                                   request.session_handle(), request.create_worker_session_called());
+                    peer_sessions_.GraphRegistered(peer, call->response.graph_handle(), request.session_handle(),
+                                                   request.create_worker_session_called());
                   }
                   done(status);
                 });

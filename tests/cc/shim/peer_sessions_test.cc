@@ -24,9 +24,9 @@ class PeerSessionsTest : public ::testing::Test {
 
 TEST_F(PeerSessionsTest, AnEndedIncarnationIsDroppedWhenTheNextOneConnects) {
   peer_sessions_.PeerConnected(1, kTask, 100);
-  peer_sessions_.GraphRegistered(1, "g1", "s", true);
-  peer_sessions_.GraphRegistered(1, "g2", "s", true);
-  peer_sessions_.SessionCreated(1, "s");
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(1), "g1", "s", true);
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(1), "g2", "s", true);
+  peer_sessions_.SessionCreated(peer_sessions_.PeerOf(1), "s");
   peer_sessions_.GraphDeregistered(1, "g2");
   peer_sessions_.PeerDisconnected(1);
   EXPECT_TRUE(dropped_.empty()) << "the process may still be there";
@@ -40,11 +40,11 @@ TEST_F(PeerSessionsTest, AnEndedIncarnationIsDroppedWhenTheNextOneConnects) {
 
 TEST_F(PeerSessionsTest, AReconnectingProcessKeepsItsState) {
   peer_sessions_.PeerConnected(1, kTask, 100);
-  peer_sessions_.GraphRegistered(1, "g", "", false);
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(1), "g", "", false);
   peer_sessions_.PeerDisconnected(1);
   peer_sessions_.PeerConnected(2, kTask, 100);
   // State registered through the new connection counts as well.
-  peer_sessions_.GraphRegistered(2, "h", "", false);
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(2), "h", "", false);
   peer_sessions_.GraphDeregistered(2, "g");
   peer_sessions_.PeerDisconnected(2);
   EXPECT_TRUE(dropped_.empty());
@@ -52,12 +52,25 @@ TEST_F(PeerSessionsTest, AReconnectingProcessKeepsItsState) {
   EXPECT_EQ(dropped_, (std::vector<std::string>{std::string(kTask) + " graph h", "it is back"}));
 }
 
+TEST_F(PeerSessionsTest, ARegistrationMayOutliveItsConnection) {
+  peer_sessions_.PeerConnected(1, kTask, 100);
+  const PeerSessions::Peer peer = peer_sessions_.PeerOf(1);
+  peer_sessions_.PeerDisconnected(1);
+  peer_sessions_.GraphRegistered(peer, "g", "s", true);
+  EXPECT_TRUE(dropped_.empty()) << "the process may still be there";
+  peer_sessions_.PeerConnected(2, kTask, 200);
+  EXPECT_EQ(dropped_, (std::vector<std::string>{std::string(kTask) + " graph g", "it is back"}));
+  peer_sessions_.SessionCreated(peer, "s");
+  EXPECT_EQ(dropped_.size(), 4u) << "at once: nobody can use it";
+  EXPECT_EQ(dropped_[2], std::string(kTask) + " session s");
+}
+
 // A stopped process may wake up after another took its place: while both are connected, neither loses its state.
 TEST_F(PeerSessionsTest, TwoConnectedIncarnationsKeepTheirState) {
   peer_sessions_.PeerConnected(1, kTask, 100);
-  peer_sessions_.GraphRegistered(1, "old", "", false);
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(1), "old", "", false);
   peer_sessions_.PeerConnected(2, kTask, 200);
-  peer_sessions_.GraphRegistered(2, "new", "", false);
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(2), "new", "", false);
   EXPECT_TRUE(dropped_.empty());
   peer_sessions_.PeerDisconnected(1);
   EXPECT_EQ(dropped_, (std::vector<std::string>{std::string(kTask) + " graph old", "it is back"}));
@@ -65,7 +78,7 @@ TEST_F(PeerSessionsTest, TwoConnectedIncarnationsKeepTheirState) {
 
 TEST_F(PeerSessionsTest, OtherTasksAreUnaffected) {
   peer_sessions_.PeerConnected(1, kTask, 100);
-  peer_sessions_.GraphRegistered(1, "g", "", false);
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(1), "g", "", false);
   peer_sessions_.PeerDisconnected(1);
   peer_sessions_.PeerConnected(2, "/job:worker/replica:0/task:00", 200);
   peer_sessions_.PeerConnected(3, "/job:ps/replica:0/task:0", 300);
@@ -77,9 +90,9 @@ TEST_F(PeerSessionsTest, OtherTasksAreUnaffected) {
 TEST_F(PeerSessionsTest, WhoeverIsGoneForLongIsLost) {
   const std::string other = "/job:worker/replica:0/task:1";
   peer_sessions_.PeerConnected(1, kTask, 100);
-  peer_sessions_.SessionCreated(1, "s");
+  peer_sessions_.SessionCreated(peer_sessions_.PeerOf(1), "s");
   peer_sessions_.PeerConnected(2, other, 200);
-  peer_sessions_.SessionCreated(2, "t");
+  peer_sessions_.SessionCreated(peer_sessions_.PeerOf(2), "t");
   peer_sessions_.PeerDisconnected(1);
   peer_sessions_.PeerConnected(3, "/job:worker/replica:0/task:2", 300);
   EXPECT_TRUE(dropped_.empty()) << "it may come back";
@@ -91,10 +104,10 @@ TEST_F(PeerSessionsTest, WhoeverIsGoneForLongIsLost) {
 
 TEST_F(PeerSessionsTest, TheGraphsOfAWorkerSessionGoWithIt) {
   peer_sessions_.PeerConnected(1, kTask, 100);
-  peer_sessions_.SessionCreated(1, "s");
-  peer_sessions_.GraphRegistered(1, "its own", "s", true);
-  peer_sessions_.GraphRegistered(1, "another's", "t", true);
-  peer_sessions_.GraphRegistered(1, "of all", "s", false);
+  peer_sessions_.SessionCreated(peer_sessions_.PeerOf(1), "s");
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(1), "its own", "s", true);
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(1), "another's", "t", true);
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(1), "of all", "s", false);
   peer_sessions_.SessionDeleted(1, "s");
   peer_sessions_.PeerConnected(2, kTask, 200);
   peer_sessions_.PeerDisconnected(1);
@@ -103,9 +116,9 @@ TEST_F(PeerSessionsTest, TheGraphsOfAWorkerSessionGoWithIt) {
 }
 
 TEST_F(PeerSessionsTest, EventsOfUnknownPeersAreIgnored) {
-  peer_sessions_.GraphRegistered(9, "g", "", false);
+  peer_sessions_.GraphRegistered(peer_sessions_.PeerOf(9), "g", "", false);
   peer_sessions_.GraphDeregistered(9, "g");
-  peer_sessions_.SessionCreated(9, "s");
+  peer_sessions_.SessionCreated(peer_sessions_.PeerOf(9), "s");
   peer_sessions_.SessionDeleted(9, "s");
   peer_sessions_.PeerDisconnected(9);
   peer_sessions_.PeerConnected(1, kTask, 100);
