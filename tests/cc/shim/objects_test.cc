@@ -85,8 +85,8 @@ std::string ListOf(const std::vector<uint64_t>& unset, DataType dtype, const std
 }
 
 TEST(Variants, OnlyAcceptedTypes) {
-  for (const char* type : {"no such type", "tensorflow::Iterator", "tensorflow::DatasetVariantWrapper",
-                           "tensorflow::WrappedDatasetVariantWrapper"}) {
+  for (const char* type : {"no such type", "tensorflow::Iterator", "tensorflow.data.CompressedElement",
+                           "tensorflow::DatasetVariantWrapper", "tensorflow::WrappedDatasetVariantWrapper"}) {
     ExpectRefused(Variant(type), std::string("a variant of type \"") + type + "\" is not accepted from other tasks");
   }
   ExpectRefused(Variant("bad\nname" + std::string(1000, 'x')), "a variant of type \"bad?namexxx");
