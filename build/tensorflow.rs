@@ -19,9 +19,9 @@ pub struct TensorFlow {
 /// Sources that only serve functions of TensorFlow 2 (cc/base/compat.h, STARWIRE_EAGER_PORT), and one that needs gRPC's
 /// headers.
 const ONLY_TENSORFLOW_2: [&str; 6] = [
-    "cc/server/component_functions.cc",
     "cc/server/eager_handles.cc",
     "cc/server/grpc_listener.cc",
+    "cc/worker/component_functions.cc",
     "cc/worker/eager_client.cc",
     "cc/worker/eager_messages.cc",
     "cc/worker/remote_eager.cc",

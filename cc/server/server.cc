@@ -40,8 +40,8 @@
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/logging.h"
 #if STARWIRE_EAGER_PORT
-#include "cc/server/component_functions.h"
 #include "cc/server/eager_handles.h"
+#include "cc/worker/component_functions.h"
 #endif
 
 namespace starwire {
@@ -316,10 +316,8 @@ Status StarwireServer::Init(GrpcServerOptions options) {
 #if STARWIRE_EAGER_PORT
   const StarStyle style =
       OptsOutOfStar(server_def().default_session_config()) ? StarStyle::kNone : StarStyleOf(protocol_);
-  services.worker->SetEager(EagerServiceOf(this), [style, eager = EagerServiceOf(this)](auto* request) {
-    ReserveComponentFunctions(eager, request->context_id());
-    MarkFunctions(style, request);
-  });
+  services.worker->SetEager(EagerServiceOf(this), [style](auto* request) { MarkFunctions(style, request); });
+  AddEagerService(EagerServiceOf(this));
   eager_handles_ = std::make_unique<EagerHandles>(EagerServiceOf(this), own_task + "/device:CPU:0");
   services.star->SetHandles(eager_handles_.get());
 #endif
@@ -394,6 +392,9 @@ Status StarwireServer::ShutDown() {
   if (is_first && engine_->only_port() != 0) SignOff(this, kPatienceMs).IgnoreError();
   const bool ended = engine_->Stop();
   if (is_first && own_master_env_ != nullptr && initialised_) CloseMaster(target(), own_master_env_);
+#if STARWIRE_EAGER_PORT
+  RemoveEagerService(EagerServiceOf(this));
+#endif
   shutdown_status_ = ShutDownGrpcServer(this, ended, kPatienceMs);
   if (shutdown_status_.ok() && caches_->DropStock()) EndGrpcClients(this, kPatienceMs).IgnoreError();
   // Those of an eager context go on, also if this server could not be started.

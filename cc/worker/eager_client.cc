@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cc/base/methods.h"
+#include "cc/worker/component_functions.h"
 #include "tensorflow/core/distributed_runtime/call_options.h"
 #include "tensorflow/core/protobuf/eager_service.pb.h"
 #include "tensorflow/core/protobuf/worker.pb.h"
@@ -186,6 +187,8 @@ bool EagerPortClient::RegistersNothing(const EnqueueRequest& request) {
   const auto& function = registered.function_def();
   const auto& signature = function.signature();
   if (!registered.is_component_function()) return false;
+  // TensorFlow adds it to its list when this is answered.
+  ReserveComponentFunctions(request.context_id());
   Component component;
   component.is_nothing =
       function.node_def_size() == 0 && signature.output_arg_size() == 0 && signature.control_output_size() == 0;

@@ -12,8 +12,11 @@
 #include "cc/base/private_members.h"
 #include "cc/base/status_codec.h"
 #include "cc/rendezvous/rendezvous.h"
-#include "cc/server/component_functions.h"
 #include "cc/star/peers.h"
+#include "cc/worker/component_functions.h"
+#include "cc/worker/eager_client.h"
+#include "cc/worker/remote_eager.h"
+#include "cc/worker/step_handles.h"
 #include "tensorflow/core/common_runtime/eager/context.h"
 #include "tensorflow/core/common_runtime/eager/tensor_handle.h"
 #include "tensorflow/core/common_runtime/process_function_library_runtime.h"
@@ -158,15 +161,25 @@ TEST_F(EagerHandlesTest, HandlesAreDeletedMeanwhile) {
 TEST_F(EagerHandlesTest, ComponentFunctionsStayWhereTheyAre) {
   auto* runtime = static_cast<EagerClusterFunctionLibraryRuntime*>(context_->pflr()->*Reach(RuntimeTag()));
   auto& functions = runtime->*Reach(ComponentsTag());
-  ReserveComponentFunctions(service_.get(), kContext + 1);  // there is none
-  EXPECT_EQ(functions.capacity(), 0);
-  ReserveComponentFunctions(service_.get(), kContext);
+  ReserveComponentFunctions(kContext);
+  EXPECT_EQ(functions.capacity(), 0) << "nobody knows the service";
+  AddEagerService(service_.get());
+  ReserveComponentFunctions(kContext + 1);
+  EXPECT_EQ(functions.capacity(), 0) << "there is no such context";
+  tensorflow::eager::EnqueueRequest request;
+  tensorflow::eager::EnqueueResponse response;
+  request.set_context_id(kContext);
+  request.add_queue()->mutable_register_function()->set_is_component_function(true);
+  tensorflow::core::RefCountPtr<EagerPortClient> client(
+      new EagerPortClient(nullptr, nullptr, kPs, std::make_shared<EagerPeer>(), std::make_shared<HandleBoard>()));
+  client->EnqueueAsync(nullptr, &request, &response, [](const Status&) {});
   const size_t room = functions.capacity();
   EXPECT_GT(room, 100'000);
   const auto* first = functions.data();
-  ReserveComponentFunctions(service_.get(), kContext);
+  ReserveComponentFunctions(kContext);
   EXPECT_EQ(functions.data(), first);
   EXPECT_EQ(functions.capacity(), room);
+  RemoveEagerService(service_.get());
 }
 
 // Who can be asked for handles.

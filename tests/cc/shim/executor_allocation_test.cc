@@ -220,26 +220,23 @@ TEST_F(AllocationTest, ARunWithoutMemoryFailsAndTheNextOneDoesNot) {
     std::unique_ptr<Subgraph> subgraph;
     std::string unsupported;
     ASSERT_TRUE(Subgraph::Compile(params_, graph_, 1, &subgraph, &unsupported).ok());
-    const auto run = [&](AnyStep* step) {
+    const auto prepare = [&](AnyStep* step) {
       step->fetches.resize(subgraph->num_fetches());
       step->args.runner = [](std::function<void()> work) { work(); };
       step->feeds = {Value()};
-      subgraph->Run(step);
     };
     // The plan has the memory of one run already, so this is a second one beside it.
     AnyStep outer, inner, last;
+    for (AnyStep* step : {&outer, &inner, &last}) prepare(step);
     in_the_middle = [&] {
-      inner.fetches.resize(subgraph->num_fetches());
-      inner.args.runner = [](std::function<void()> work) { work(); };
-      inner.feeds = {Value()};
       until_failure = number;
       failures = 8;  // the first attempt, what says that it failed, and the second one
       subgraph->Run(&inner);
       was_enough = failures == 8;
       until_failure = -1;
-      run(&last);
+      subgraph->Run(&last);
     };
-    run(&outer);
+    subgraph->Run(&outer);
     ASSERT_EQ((std::vector<int>{outer.ended, inner.ended, last.ended}), (std::vector<int>{1, 1, 1})) << number;
     ASSERT_TRUE(inner.code == 0 || inner.code == kResourceExhausted) << inner.code;
     ASSERT_EQ((std::vector<int>{outer.code, last.code}), (std::vector<int>{0, 0})) << number;
